@@ -1,0 +1,21 @@
+"""Client channels, all with the same options; see `transport` for what they are and why."""
+
+from __future__ import annotations
+
+import grpc
+
+from libs.service import telemetry
+from libs.service.transport import Transport
+
+
+def open_channel(target: str, transport: Transport) -> grpc.aio.Channel:
+    """A channel to HOST:PORT (or any gRPC target), with TLS as `transport` has it; it connects at first use.
+
+    Its own TCP connection, however many channels the process has. With tracing on, unary calls carry the current
+    span's context and make a client span each. Close it with `await channel.close()`. Raises TlsFileError.
+    """
+    options, interceptors = transport.client_options(), telemetry.client_interceptors()
+    credentials = transport.channel_credentials()
+    if credentials is None:
+        return grpc.aio.insecure_channel(target, options=options, interceptors=interceptors)
+    return grpc.aio.secure_channel(target, credentials, options=options, interceptors=interceptors)

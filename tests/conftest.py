@@ -1,0 +1,45 @@
+"""Real servers shared by every test of a session: one etcd, one S3. Tests keep apart by key prefix.
+
+A test that kills its server starts one of its own:
+`async with Supervisor() as s: await s.start(EtcdServer.in_dir(folder).spec())`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from cli.embedded.etcd import EtcdServer
+    from cli.embedded.seaweed import SeaweedServer
+    from tests.fixtures.servers import BackgroundSupervisor
+
+
+@pytest.fixture(scope="session")
+def background_servers() -> Iterator[BackgroundSupervisor]:
+    from tests.fixtures.servers import BackgroundSupervisor
+
+    with BackgroundSupervisor() as supervisor:
+        yield supervisor
+
+
+@pytest.fixture(scope="session")
+def etcd_server(background_servers: BackgroundSupervisor, tmp_path_factory: pytest.TempPathFactory) -> EtcdServer:
+    """A running etcd: `.endpoint` is host:port, `.version`, `.safe_to_kill`."""
+    from cli.embedded.etcd import EtcdServer
+
+    server = EtcdServer.in_dir(tmp_path_factory.mktemp("etcd"))
+    background_servers.start(server.spec())
+    return server
+
+
+@pytest.fixture(scope="session")
+def s3_server(background_servers: BackgroundSupervisor, tmp_path_factory: pytest.TempPathFactory) -> SeaweedServer:
+    """A running S3 server: `.endpoint` is host:port (plain HTTP), `.access_key`, `.secret_key`, `.bucket` exists."""
+    from cli.embedded.seaweed import SeaweedServer
+
+    server = SeaweedServer.in_dir(tmp_path_factory.mktemp("s3"))
+    background_servers.start(server.spec())
+    return server
