@@ -1,0 +1,80 @@
+"""Every number the controller's behaviour depends on, with unit and default. Values, not settings: shells fill them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class RouterKnobs:
+    """The router machine's."""
+
+    offer_timeout_ms: float = 500.0  # an offer not answered by then is cancelled and the next candidate tried
+    default_deadline_ms: float = 600_000.0  # of a request that brings none
+    attempts: int = 6  # attempts that failed (capacity declines apart) after which the request fails
+    worker_losses: int = 2  # losses of its worker after which a request fails with its id
+    prompt_crashes: int = 2  # crashes with one whole prompt outstanding after which the prompt rests
+    prompt_rest_ms: float = 600_000.0  # how long it rests; also how long a crash is remembered
+    prompts_remembered: int = 4_096  # prompts with a crash on record; the oldest is forgotten
+    queue: int = 1_024  # requests waiting for capacity, all tenants
+    queue_per_tenant: int = 128
+    wake_passes: int = 16  # waiters one freed slot may visit before it lapses
+    retry_after_ms: int = 1_000  # told to a requester refused for overload or lack of workers
+    tenant_weights: tuple[tuple[str, float], ...] = ()  # shares of the queue; absent = 1.0
+    ranked_recorded: int = 64  # candidates kept of a plan, and recorded
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerKnobs:
+    """The worker machine's."""
+
+    max_control_tasks: int = 64  # assignments under way; beyond it QUEUE_FULL
+    queue_margin_ratio: float = 0.5  # QUEUE_LONGER: real queue above predicted by more than the larger of
+    queue_margin_ms: float = 200.0  # the two
+    attempts_remembered: int = 8_192  # requests whose highest attempt is known after they ended (duplicates)
+
+
+@dataclass(frozen=True, slots=True)
+class DiscoveryKnobs:
+    """The discovery registry's."""
+
+    heartbeat_ms: float = 1_000.0  # how often workers report
+    expiry_ms: float = 5_000.0  # silence after which a worker is unavailable
+    workers_remembered: int = 65_536  # worker ids whose newest epoch is known after they are gone
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyKnobs:
+    """Scoring's."""
+
+    near_tie_ratio: float = 0.01  # candidates within this share or
+    near_tie_ms: float = 2.0  # this many ms of the best (the larger) are ordered by rendezvous hash
+    ranked: int = 64  # candidates kept after pruning
+    correction_alpha: float = 0.2  # weight of a new measured/predicted ratio
+    correction_low: float = 0.5  # bounds of a correction
+    correction_high: float = 2.0
+    correction_floor_ms: float = 1.0  # predictions smaller than this teach nothing
+    overload_queue_ms: float = 5_000.0  # a predicted queue above this freezes the corrections
+    prefill_budget_tokens: int = 512  # prompt tokens of one iteration, for the stretch of prefill while lanes decode
+    settle_ms: float = 100.0  # a heartbeat this long after an acceptance contains the assignment
+    default_prefill_ms_per_token: float = 1.0  # of a worker that has measured nothing yet
+    default_first_token_ms: float = 50.0
+    default_bytes_per_ms: float = 1e6  # 1 GB/s, of a tier that has measured nothing yet
+    default_latency_ms: float = 1.0
+    considered: int = 64  # workers without residency that are scored, best by a lower bound
+    tail_parents: int = 4  # chunk ends after which resident tails are looked for
+
+
+@dataclass(frozen=True, slots=True)
+class FactKnobs:
+    """The cache of chunk facts'."""
+
+    nodes: int = 200_000  # chunk facts kept, least recently used first out
+    replica_ttl_ms: float = 5_000.0  # chunks never change, their replicas do: asked again after this long
+
+
+ROUTER_KNOBS = RouterKnobs()
+WORKER_KNOBS = WorkerKnobs()
+DISCOVERY_KNOBS = DiscoveryKnobs()
+POLICY_KNOBS = PolicyKnobs()
+FACT_KNOBS = FactKnobs()

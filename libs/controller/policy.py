@@ -1,0 +1,175 @@
+"""Scoring: predicted time to first token, its corrections by experience, and the order of near ties.
+
+    ttft = max(queue, load) + restore + compute · prefill per token + first token            (controller.md)
+
+Loading a lower tier runs off the device loop and overlaps the queue, hence the maximum. Every cost is what the worker
+itself has measured. What it measures wrong persistently is corrected by the ratio measured/predicted, one EWMA per
+worker and term, bounded, and frozen while the predicted queue is an overload's: then it is the queue that is
+mispredicted, and learning would blame the worker. Terms: queue, restore (load and restore to device as the worker
+measures them), prefill, first token.
+
+Candidates within 1 % or 2 ms of the best are ordered by rendezvous hash of (request id, worker): deterministic and
+replayable, and two routers with one snapshot do not herd.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from blake3 import blake3
+
+from libs.controller.knobs import POLICY_KNOBS, PolicyKnobs
+from libs.controller.protocol import Candidate, DecodeCost, PrefillCost, RankedCandidate, TierCost, Timings
+
+
+@dataclass(slots=True)
+class Correction:
+    """Measured/predicted ratios of one worker."""
+
+    queue: float = 1.0
+    restore: float = 1.0
+    prefill: float = 1.0
+    first: float = 1.0
+
+
+class Corrections:
+    """By worker; an unknown one is taken at its word."""
+
+    def __init__(self, knobs: PolicyKnobs = POLICY_KNOBS) -> None:
+        self.knobs = knobs
+        self._by_worker: dict[str, Correction] = {}
+
+    def of(self, worker: str) -> Correction:
+        """The worker's ratios, to read."""
+        return self._by_worker.get(worker, _NEUTRAL)
+
+    def forget(self, worker: str) -> None:
+        """A new process measures anew."""
+        self._by_worker.pop(worker, None)
+
+    def learn(self, candidate: Candidate, timings: Timings) -> None:
+        """One completed attempt. Predictions in `candidate` carry the corrections they were made with."""
+        if candidate.queue_ms > self.knobs.overload_queue_ms:
+            return
+        entry = self._by_worker.setdefault(candidate.worker, Correction())
+        entry.queue = self._next(entry.queue, candidate.queue_ms, timings.queue_ms)
+        entry.restore = self._next(entry.restore, candidate.load_ms + candidate.restore_ms, timings.restore_ms)
+        prefill = candidate.compute_tokens * candidate.prefill_ms_per_token
+        entry.prefill = self._next(entry.prefill, prefill, timings.prefill_ms)
+        entry.first = self._next(entry.first, candidate.first_token_ms, timings.first_token_ms)
+
+    def _next(self, ratio: float, predicted_ms: float, measured_ms: float) -> float:
+        knobs = self.knobs
+        if predicted_ms < knobs.correction_floor_ms or measured_ms <= 0:
+            return ratio
+        # The prediction contains the old ratio: what the uncorrected one should have been multiplied with is their
+        # product.
+        seen = ratio * measured_ms / predicted_ms
+        mixed = (1 - knobs.correction_alpha) * ratio + knobs.correction_alpha * seen
+        return min(knobs.correction_high, max(knobs.correction_low, mixed))
+
+
+_NEUTRAL = Correction()
+
+
+def ttft_ms(candidate: Candidate) -> float:
+    """The formula, over a candidate's terms (already corrected)."""
+    return (
+        max(candidate.queue_ms, candidate.load_ms)
+        + candidate.restore_ms
+        + candidate.compute_tokens * candidate.prefill_ms_per_token
+        + candidate.first_token_ms
+    )
+
+
+def scored(candidate: Candidate, correction: Correction) -> Candidate:
+    """The candidate with its raw terms corrected and its prediction filled in."""
+    raw = ttft_ms(candidate)
+    corrected = replace(
+        candidate,
+        queue_ms=candidate.queue_ms * correction.queue,
+        load_ms=candidate.load_ms * correction.restore,
+        restore_ms=candidate.restore_ms * correction.restore,
+        prefill_ms_per_token=candidate.prefill_ms_per_token * correction.prefill,
+        first_token_ms=candidate.first_token_ms * correction.first,
+    )
+    total = ttft_ms(corrected)
+    return replace(corrected, ttft_ms=total, correction=total / raw if raw > 0 else 1.0)
+
+
+def work_ms(candidate: Candidate) -> float:
+    """How long the candidate occupies its worker's device before its first token: what a router adds to its queue."""
+    return candidate.restore_ms + candidate.compute_tokens * candidate.prefill_ms_per_token + candidate.first_token_ms
+
+
+def rendezvous(request_id: str, worker: str) -> bytes:
+    """Orders workers differently for each request, equally in every process."""
+    name = request_id.encode()
+    return blake3(len(name).to_bytes(4, "little") + name + worker.encode()).digest(8)
+
+
+def rank(
+    request_id: str, options: Sequence[RankedCandidate], avoid: Sequence[str], knobs: PolicyKnobs = POLICY_KNOBS
+) -> tuple[RankedCandidate, ...]:
+    """Best first. Workers in `avoid` come behind all others. Total and deterministic, whatever the input's order."""
+    shunned = frozenset(avoid)
+
+    def key(option: RankedCandidate) -> tuple[bool, float, str, int, int, str]:
+        candidate = option.candidate
+        return (
+            candidate.worker in shunned,
+            candidate.ttft_ms,
+            candidate.worker,
+            candidate.tier,
+            candidate.cached_tokens,
+            candidate.fingerprint,
+        )
+
+    ordered = sorted(options, key=key)
+    if not ordered:
+        return ()
+    first = ordered[0].candidate
+    limit = first.ttft_ms + max(first.ttft_ms * knobs.near_tie_ratio, knobs.near_tie_ms)
+    near = 1
+    while (
+        near < len(ordered)
+        and ordered[near].candidate.ttft_ms <= limit
+        and (ordered[near].candidate.worker in shunned) == (first.worker in shunned)
+    ):
+        near += 1
+    # Within the band the worker is drawn by hash; of one worker's own candidates the quickest stays first.
+    band = sorted(ordered[:near], key=lambda option: rendezvous(request_id, option.candidate.worker))
+    return tuple(band + ordered[near:])
+
+
+def prefill_cost(table: Sequence[PrefillCost], context: int, knobs: PolicyKnobs = POLICY_KNOBS) -> float:
+    """Measured ms per token at a context of this many tokens (tables ascend; beyond the last bucket, its value)."""
+    for bucket in table:
+        if context <= bucket.up_to_tokens:
+            return bucket.ms_per_token
+    return table[-1].ms_per_token if table else knobs.default_prefill_ms_per_token
+
+
+def decode_cost(table: Sequence[DecodeCost], lanes: int, knobs: PolicyKnobs = POLICY_KNOBS) -> float:
+    """Measured ms of a decode step over this many lanes."""
+    for bucket in table:
+        if lanes <= bucket.lanes:
+            return bucket.step_ms
+    return table[-1].step_ms if table else knobs.default_first_token_ms
+
+
+def stretched(ms_per_token: float, step_ms: float, decoding: int, knobs: PolicyKnobs = POLICY_KNOBS) -> float:
+    """Prefill per token while lanes decode: each iteration of prompt tokens also carries a decode step."""
+    if decoding == 0:
+        return ms_per_token
+    return ms_per_token + step_ms / max(1, knobs.prefill_budget_tokens)
+
+
+def transfer_ms(cost: TierCost | None, size: int, knobs: PolicyKnobs = POLICY_KNOBS) -> float:
+    """Time to move `size` bytes out of a tier, ms; nothing to move costs nothing."""
+    if size == 0:
+        return 0.0
+    if cost is None or cost.bytes_per_ms <= 0:
+        return knobs.default_latency_ms + size / knobs.default_bytes_per_ms
+    return cost.latency_ms + size / cost.bytes_per_ms

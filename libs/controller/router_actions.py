@@ -1,0 +1,316 @@
+"""The router machine's actions: what a transition does to its request, and to those that wait.
+
+`router.RouterMachine` decides which transition an event is; the methods here carry it out. The order of effects is the
+order in which a shell must obey: a worker is booked before its offer is sent, an attempt's cancel precedes the next
+offer, the terminal delivery is last but for what it frees.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+from libs.controller.errors import ControllerBugError
+from libs.controller.fair_queue import FairQueue, Refusal, Waiter
+from libs.controller.fences import Fence
+from libs.controller.knobs import ROUTER_KNOBS, RouterKnobs
+from libs.controller.prompt_guard import PromptGuard, prompt_hash
+from libs.controller.protocol import (
+    AssignmentId,
+    Cancel,
+    CancelledDelivery,
+    CompletedDelivery,
+    DeclineReason,
+    ErrorDelivery,
+    FinishReason,
+    GenerationRequest,
+    Offer,
+    Result,
+    StatusCode,
+)
+from libs.controller.router_effects import (
+    Accepted,
+    AttemptRecord,
+    Booked,
+    CancelTimer,
+    CloseRoute,
+    Deliver,
+    Outcome,
+    PlanRequested,
+    RecordDecision,
+    RouterEffect,
+    SendCancel,
+    SendOffer,
+    SetTimer,
+    TimerId,
+    TimerKind,
+    Unbooked,
+)
+from libs.controller.router_events import (
+    Submitted,
+)
+from libs.controller.router_state import Attempt, RequestState
+from libs.controller.router_table import TABLE, Phase, Trigger
+
+
+class RouterActions:
+    """State of all requests, and the actions on them."""
+
+    def __init__(
+        self,
+        knobs: RouterKnobs = ROUTER_KNOBS,
+        hash_prompt: Callable[[GenerationRequest], str] = prompt_hash,
+        fence: Fence | None = None,
+    ) -> None:
+        self.knobs = knobs
+        self.fence = fence if fence is not None else Fence()
+        self._hash_prompt = hash_prompt
+        self._guard = PromptGuard(knobs.prompt_crashes, knobs.prompt_rest_ms, knobs.prompts_remembered)
+        self._queue = FairQueue(knobs.queue, knobs.queue_per_tenant, dict(knobs.tenant_weights))
+        self._requests: dict[str, RequestState] = {}
+        self._by_process: dict[tuple[str, int], dict[str, None]] = {}  # (worker, epoch) -> requests active there
+        self._arrivals = 0
+        self._plans = 0
+        self._visited: set[str] = set()  # waiters this wave has tried
+        self._out: list[RouterEffect] = []
+        self._entered: list[tuple[RequestState, Phase, Trigger]] = []
+        self._now = 0.0
+        self.reached: Counter[tuple[Phase, Trigger, Phase]] = Counter()  # transitions taken, for coverage
+
+    def _begin(self, now_ms: float) -> None:
+        self._now, self._out, self._entered = now_ms, [], []
+
+    def _finish(self) -> list[RouterEffect]:
+        """Every action must have left its request where the table says it may."""
+        for state, before, trigger in self._entered:
+            self.reached[before, trigger, state.phase] += 1
+            if state.phase not in TABLE[before, trigger]:
+                raise ControllerBugError(before.value, trigger.value, f"the action led to {state.phase.value}")
+        return self._out
+
+    def _enter(self, state: RequestState, trigger: Trigger) -> bool:
+        """Whether the table has a row for this; notes that it is taken."""
+        if (state.phase, trigger) not in TABLE:
+            return False
+        self._entered.append((state, state.phase, trigger))
+        return True
+
+    def _plan(self, state: RequestState, fresh: bool) -> None:
+        """Asks for candidates, unless what is known already ends the request."""
+        rests_ms = self._guard.rests_ms(state.prompt, self._now)
+        early = state.finished_early()
+        if early is not None:
+            self._complete(state, early)
+        elif state.losses >= self.knobs.worker_losses:
+            self._fail(state, StatusCode.INTERNAL, f"{state.losses} workers were lost while they ran it")
+        elif rests_ms > 0:
+            self._fail(state, StatusCode.INTERNAL, resting(rests_ms))
+        elif state.spent >= self.knobs.attempts:
+            text = f"{state.spent} attempts failed, the last one: {state.last_failure}; try again later"
+            self._fail(state, StatusCode.UNAVAILABLE, text)
+        else:
+            self._plans += 1
+            state.plan_id = self._plans
+            state.phase = Phase.PLANNING
+            request = state.attempt_request(self._now)
+            self._out.append(
+                PlanRequested(request.request_id, state.plan_id, request, state.fingerprint, state.avoid, fresh)
+            )
+
+    def _offer_next(self, state: RequestState) -> None:
+        """Offers to the best candidate left, or goes on without one."""
+        exhausted = not state.remaining
+        ended = (
+            state.losses >= self.knobs.worker_losses
+            or state.spent >= self.knobs.attempts
+            or self._guard.rests_ms(state.prompt, self._now) > 0
+        )
+        if exhausted or ended:
+            self._record(state)
+            if exhausted and state.starved and not ended:
+                self._wait(state)
+            else:
+                self._plan(state, fresh=True)
+            return
+        choice = state.remaining.pop(0)
+        option = state.ranked[choice]
+        candidate = option.candidate
+        state.attempt_number += 1
+        state.admitted = True
+        request = state.attempt_request(self._now)
+        assignment = AssignmentId(request.request_id, state.attempt_number)
+        state.active = Attempt(assignment, choice, candidate, self._now)
+        state.phase = Phase.OFFERED
+        self._by_process.setdefault((candidate.worker, candidate.epoch), {})[request.request_id] = None
+        offer = Offer(assignment, candidate.epoch, request, candidate.fingerprint, candidate, option.chain)
+        timer = TimerId(TimerKind.OFFER, request.request_id, assignment.attempt)
+        self._out += [
+            Booked(assignment, candidate),
+            SetTimer(timer, self.knobs.offer_timeout_ms),
+            SendOffer(candidate.worker, offer),
+        ]
+
+    def _accept(self, state: RequestState) -> None:
+        attempt = must_have(state)
+        state.phase = Phase.ACCEPTED
+        state.waiter = None  # its slot is used
+        timer = TimerId(TimerKind.OFFER, attempt.assignment.request_id, attempt.assignment.attempt)
+        self._out += [CancelTimer(timer), Accepted(attempt.assignment)]
+
+    def _over(
+        self,
+        state: RequestState,
+        outcome: Outcome,
+        detail: str,
+        *,
+        decline: DeclineReason = DeclineReason.UNSPECIFIED,
+        cancel: bool = False,
+        spent: bool = True,
+        starved: bool = False,
+        drop_worker: bool = True,
+        avoid: bool = False,
+    ) -> None:
+        """The active attempt is over: fenced from here on, written down, its worker told where that may help."""
+        attempt = must_have(state)
+        assignment, candidate = attempt.assignment, attempt.candidate
+        state.active = None
+        state.last_failure = detail
+        state.spent += spent
+        state.starved = state.starved and starved
+        if drop_worker:
+            state.remaining = [i for i in state.remaining if state.ranked[i].candidate.worker != candidate.worker]
+        if avoid and candidate.worker not in state.avoid:
+            state.avoid += (candidate.worker,)
+        process = self._by_process[candidate.worker, candidate.epoch]
+        process.pop(assignment.request_id)
+        if not process:
+            del self._by_process[candidate.worker, candidate.epoch]
+        state.records.append(
+            AttemptRecord(
+                assignment.attempt,
+                attempt.choice,
+                outcome,
+                decline,
+                detail,
+                candidate.ttft_ms,
+                attempt.first_delta_ms,
+                attempt.usage,
+                attempt.timings,
+            )
+        )
+        if state.phase is Phase.OFFERED:
+            self._out.append(CancelTimer(TimerId(TimerKind.OFFER, assignment.request_id, assignment.attempt)))
+        if cancel:
+            self._out.append(SendCancel(candidate.worker, Cancel(assignment, candidate.epoch)))
+        self._out += [CloseRoute(candidate.worker, assignment), Unbooked(assignment)]
+        if attempt.delivered:
+            # The plan was made for fewer tokens: a resume is planned anew.
+            state.remaining = []
+            state.starved = False
+
+    def _wait(self, state: RequestState) -> bool:
+        """Puts the request into the queue; False if a bound forbids it, which ends the request."""
+        waiter, state.waiter = state.waiter, None
+        request = state.request
+        if waiter is not None:
+            state.phase = Phase.WAITING
+            self._queue.restore(waiter)
+            self._visited.add(waiter.key)
+            self._pass_slot(state.passes)
+            return True
+        cost = float(len(request.tokens) + request.max_new_tokens)
+        waiter = Waiter(
+            -request.priority, state.arrival, request.request_id, request.tenant, cost, bool(state.generated)
+        )
+        refusal = self._queue.add(waiter)
+        if refusal is None:
+            state.phase = Phase.WAITING
+            return True
+        bound = self.knobs.queue if refusal is Refusal.QUEUE else self.knobs.queue_per_tenant
+        whose = "requests" if refusal is Refusal.QUEUE else "requests of this tenant"
+        self._fail(state, StatusCode.RESOURCE_EXHAUSTED, f"{bound} {whose} wait for capacity already; try again later")
+        return False
+
+    def _pass_slot(self, passes: int) -> None:
+        """Lets the next waiter try to use a free slot."""
+        waiter = self._queue.take(self._visited) if passes > 0 else None
+        if waiter is None:
+            return
+        self._visited.add(waiter.key)
+        state = self._requests[waiter.key]
+        if not self._enter(state, Trigger.WOKEN):
+            raise ControllerBugError(state.phase.value, Trigger.WOKEN.value, "a queued request that does not wait")
+        state.waiter, state.passes = waiter, passes - 1
+        self._plan(state, fresh=False)
+
+    def _settle(self, attempt: Attempt, result: Result) -> None:
+        attempt.usage, attempt.timings = result.usage, result.timings
+
+    def _abandon(self, state: RequestState, outcome: Outcome, detail: str) -> None:
+        """Ends whatever is under way because the request itself ends."""
+        if state.active is not None:
+            self._over(state, outcome, detail, cancel=True)
+        self._queue.discard(state.request.request_id)
+
+    def _complete(self, state: RequestState, reason: FinishReason) -> None:
+        attempt = state.active
+        request_id = state.request.request_id
+        served = state.served(attempt)
+        if attempt is not None:
+            self._over(state, Outcome.COMPLETED, "", spent=False)
+        self._end(state, CompletedDelivery(request_id, reason, state.usage(), served))
+
+    def _fail(self, state: RequestState, code: StatusCode, detail: str) -> None:
+        self._end(state, self._error(state.request.request_id, code, detail, state))
+
+    def _error(self, request_id: str, code: StatusCode, detail: str, state: RequestState | None) -> ErrorDelivery:
+        retriable = code in (StatusCode.UNAVAILABLE, StatusCode.RESOURCE_EXHAUSTED)
+        retry_after = self.knobs.retry_after_ms if retriable else 0
+        text = f"request {request_id}: {detail}"
+        if state is None:
+            return ErrorDelivery(request_id, code, text, retry_after)
+        return ErrorDelivery(request_id, code, text, retry_after, state.usage())
+
+    def _refuse(self, event: Submitted, code: StatusCode, detail: str) -> None:
+        """A terminal delivery for a submission that never became a request."""
+        request_id = event.submission.request.request_id
+        self._out.append(Deliver(event.origin, self._error(request_id, code, detail, None)))
+
+    def _end(
+        self,
+        state: RequestState,
+        delivery: CompletedDelivery | ErrorDelivery | CancelledDelivery,
+    ) -> None:
+        """The one place where a request ends."""
+        request_id = state.request.request_id
+        self._record(state)
+        state.phase = Phase.DONE
+        del self._requests[request_id]
+        self._out += [
+            CancelTimer(TimerId(TimerKind.DEADLINE, request_id, state.origin)),
+            Deliver(state.origin, delivery),
+        ]
+        if state.waiter is not None:  # it was trying a slot: the next one may
+            self._pass_slot(state.passes)
+        elif state.admitted and len(self._queue):  # it may have left room behind
+            self._visited.clear()
+            self._pass_slot(self.knobs.wake_passes)
+
+    def _record(self, state: RequestState) -> None:
+        """Writes the current plan down, once, if an attempt came of it."""
+        if state.records:
+            self._out.append(RecordDecision(state.decision()))
+        state.records = []
+
+
+def must_have(state: RequestState) -> Attempt:
+    if state.active is None:
+        raise ControllerBugError(state.phase.value, "an attempt's event", "no attempt is active")
+    return state.active
+
+
+def resting(rests_ms: float) -> str:
+    return (
+        "its prompt was outstanding when two workers were lost and rests; "
+        f"it may be tried again in {max(1, round(rests_ms / 1000))} s"
+    )

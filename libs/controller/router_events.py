@@ -1,0 +1,174 @@
+"""What can happen to a router: the only input of `router.RouterMachine`, besides the time.
+
+The shell turns frames, timers, plans and lost connections into these. Events from outside (replies, deltas, results,
+losses) may be late, repeated or about things long over: the machine fences and counts them. Events the shell makes
+itself (`Planned`, timers) are fenced by the numbers they carry.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from libs.controller.protocol import (
+    AssignmentId,
+    Delta,
+    OfferReply,
+    Pruned,
+    RankedCandidate,
+    Result,
+    StatusCode,
+    Submission,
+)
+
+
+class Loss(Enum):
+    """How a worker process became unavailable. The first two are losses against its requests."""
+
+    PROCESS = "process"  # the epoch's last tunnel broke
+    SILENCE = "silence"  # its heartbeats expired
+    RETIRED = "retired"  # it left in order: drained, replaced, or unlisted beyond the grace period
+
+
+class ObstacleKind(Enum):
+    """Why a plan has no candidate. `code` is the status if nothing can change it; None = waiting may help."""
+
+    UNKNOWN_MODEL = "unknown-model"
+    TOO_LONG = "too-long"
+    NO_WORKER = "no-worker"
+    NO_CAPACITY = "no-capacity"
+    CATALOG_AWAY = "catalog-away"
+
+    @property
+    def code(self) -> StatusCode | None:
+        """NOT_FOUND or INVALID_ARGUMENT for the two that never become feasible."""
+        return _NEVER.get(self)
+
+
+_NEVER = {ObstacleKind.UNKNOWN_MODEL: StatusCode.NOT_FOUND, ObstacleKind.TOO_LONG: StatusCode.INVALID_ARGUMENT}
+
+
+@dataclass(frozen=True, slots=True)
+class Obstacle:
+    """Why nothing is feasible, for a human in `detail` (values and remedy, no tenant data)."""
+
+    kind: ObstacleKind
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The outcome of planning one attempt: candidates best first, or the obstacle. Exactly one of the two is empty."""
+
+    ranked: tuple[RankedCandidate, ...] = ()
+    pruned: tuple[Pruned, ...] = ()
+    obstacle: Obstacle | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """A request arrived. `origin` is an opaque number of the shell (its route), echoed in every `Deliver`.
+
+    `fingerprint`: the variant that produced `submission.delivered` tokens before, if known; "" = any.
+    """
+
+    submission: Submission
+    origin: int = 0
+    fingerprint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """The answer to `PlanRequested` with the same numbers."""
+
+    request_id: str
+    plan_id: int
+    plan: Plan
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyReceived:
+    """An offer was answered."""
+
+    worker: str
+    reply: OfferReply
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaReceived:
+    """Tokens arrived."""
+
+    worker: str
+    delta: Delta
+
+
+@dataclass(frozen=True, slots=True)
+class ResultReceived:
+    """An assignment ended, as its worker says."""
+
+    worker: str
+    result: Result
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerUnavailable:
+    """A worker process is gone for this router (raised by the discovery registry)."""
+
+    worker: str
+    epoch: int
+    loss: Loss
+
+
+@dataclass(frozen=True, slots=True)
+class RouteDropped:
+    """The assignment's route ended without a result (its tunnel was lost or retired, or it was too slow): no loss."""
+
+    assignment: AssignmentId
+    worker: str
+    epoch: int
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class OfferTimedOut:
+    """The timer of one offer fired."""
+
+    assignment: AssignmentId
+
+
+@dataclass(frozen=True, slots=True)
+class DeadlineReached:
+    """The request's deadline timer fired. `origin` names the submission."""
+
+    request_id: str
+    origin: int
+
+
+@dataclass(frozen=True, slots=True)
+class RequestCancelled:
+    """The requester gave up or its tunnel was lost. `origin` None = whoever submitted it (the Cancel call)."""
+
+    request_id: str
+    origin: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CapacityFreed:
+    """A worker has room for up to `slots` more assignments. Level-triggered: fed at every heartbeat that shows room."""
+
+    slots: int = 1
+
+
+RouterEvent = (
+    Submitted
+    | Planned
+    | ReplyReceived
+    | DeltaReceived
+    | ResultReceived
+    | WorkerUnavailable
+    | RouteDropped
+    | OfferTimedOut
+    | DeadlineReached
+    | RequestCancelled
+    | CapacityFreed
+)
