@@ -1,0 +1,1 @@
+"""HTTP ingress: the OpenAI API over the routers."""
