@@ -1,0 +1,1 @@
+"""A thin etcd v3 client on aetcd's generated stubs."""

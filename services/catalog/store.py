@@ -1,0 +1,155 @@
+"""The object store as the catalog needs it: is this object there, and how big is it.
+
+The `minio` client is synchronous, so requests run on a pool of threads, which bounds them; the HTTP pool has as many
+connections as there are threads. Every request has connect and read timeouts and no retries: the publisher repeats its
+call, and knows better than a hidden loop when it is worth it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
+
+import urllib3
+from minio import Minio
+from minio.error import InvalidResponseError, MinioException, S3Error, ServerError
+
+T = TypeVar("T")
+
+# HEAD replies have no body, so the client derives these codes from the status.
+_ABSENT = frozenset({"NoSuchKey", "NoSuchObject", "ResourceNotFound"})
+_DENIED = frozenset(
+    {
+        "AccessDenied",
+        "InvalidAccessKeyId",
+        "SignatureDoesNotMatch",
+        "AllAccessDisabled",
+        "AccountProblem",
+        "RequestTimeTooSkewed",
+    }
+)
+
+
+class StoreError(RuntimeError):
+    """Base of this module's errors."""
+
+
+class StoreUnavailableError(StoreError):
+    def __init__(self, endpoint: str, reason: str) -> None:
+        super().__init__(f"object store at {endpoint} is unavailable ({reason}): check that it runs and can be reached")
+
+
+class StoreDeniedError(StoreError):
+    def __init__(self, endpoint: str, reason: str) -> None:
+        super().__init__(
+            f"object store at {endpoint} denies access ({reason}): check access key, secret key and policy"
+        )
+
+
+class BucketMissingError(StoreError):
+    def __init__(self, endpoint: str, bucket: str) -> None:
+        super().__init__(
+            f"object store at {endpoint} has no bucket {bucket!r}: create it, or allow it with s3_create_bucket"
+        )
+
+
+@dataclass(frozen=True)
+class StoreTarget:
+    """Where the objects are. endpoint: host:port; secure: HTTPS."""
+
+    endpoint: str
+    bucket: str
+    access_key: str
+    secret_key: str = field(repr=False)
+    secure: bool = False
+    region: str = "us-east-1"
+    threads: int = 16
+    timeout_s: float = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Stat:
+    size: int
+    etag: str
+
+
+class Observer(Protocol):
+    """Told about every request: (operation, seconds, whether the store answered)."""
+
+    def __call__(self, operation: str, seconds: float, answered: bool) -> None: ...
+
+
+class ObjectStore:
+    """One bucket. Close with `close()`."""
+
+    def __init__(self, target: StoreTarget, observe: Observer | None = None) -> None:
+        self.target = target
+        self._observe: Observer = observe or (lambda operation, seconds, answered: None)
+        self._threads = ThreadPoolExecutor(target.threads, thread_name_prefix="object-store")
+        self._http = urllib3.PoolManager(
+            maxsize=target.threads, timeout=urllib3.Timeout(target.timeout_s), retries=False, cert_reqs="CERT_REQUIRED"
+        )
+        self._client = Minio(
+            target.endpoint,
+            access_key=target.access_key,
+            secret_key=target.secret_key,
+            secure=target.secure,
+            region=target.region,
+            http_client=self._http,
+        )
+
+    async def close(self) -> None:
+        """Requests that run end within their timeouts; nobody waits for them."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._http.clear()
+
+    async def stat(self, key: str) -> Stat | None:
+        """None: there is no such object. Raises StoreError."""
+
+        def head() -> Stat | None:
+            try:
+                found = self._client.stat_object(self.target.bucket, key)
+            except S3Error as error:
+                if error.code in _ABSENT:
+                    return None
+                raise
+            return Stat(int(found.size or 0), str(found.etag or "").strip('"'))
+
+        return await self._run("stat", head)
+
+    async def ensure_bucket(self, create: bool) -> None:
+        """Returns when the bucket is there. Raises BucketMissingError if it is not and may not be created."""
+        bucket = self.target.bucket
+        if await self._run("bucket", lambda: self._client.bucket_exists(bucket)):
+            return
+        if not create:
+            raise BucketMissingError(self.target.endpoint, bucket)
+
+        def make() -> None:
+            try:
+                self._client.make_bucket(bucket)
+            except S3Error as error:  # another replica was faster
+                if error.code not in ("BucketAlreadyOwnedByYou", "BucketAlreadyExists"):
+                    raise
+
+        await self._run("bucket", make)
+
+    async def _run(self, operation: str, work: Callable[[], T]) -> T:
+        target, began, answered = self.target, time.monotonic(), False
+        try:
+            result = await asyncio.get_running_loop().run_in_executor(self._threads, work)
+            answered = True
+            return result
+        except S3Error as error:
+            answered = True
+            if error.code in _DENIED:
+                raise StoreDeniedError(target.endpoint, str(error.code)) from None
+            raise StoreUnavailableError(target.endpoint, f"{error.code}: {error.message}") from None
+        except (urllib3.exceptions.HTTPError, OSError, ServerError, InvalidResponseError, MinioException) as error:
+            raise StoreUnavailableError(target.endpoint, f"{type(error).__name__}: {error}"[:300]) from None
+        finally:
+            self._observe(operation, time.monotonic() - began, answered)
