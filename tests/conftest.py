@@ -6,6 +6,12 @@ A test that kills its server starts one of its own:
 
 from __future__ import annotations
 
+import os
+
+# Tests start processes while gRPC channels are open. gRPC's own fork handlers may crash such a child between fork and
+# exec, and nothing here forks without exec. Read when gRPC is first used.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 

@@ -73,18 +73,21 @@ async def _abort(error: Exception, context: Any, method: str) -> NoReturn:
     if isinstance(error, grpc.aio.AbortError):
         raise error
     # An operation on a call that is over: the peer is gone or the server is stopping, and nobody is left to answer.
-    # (`context.cancelled()` lags behind the cancellation of the handler's task.)
-    task = asyncio.current_task()
-    if isinstance(error, grpc.aio.InternalError) or context.cancelled() or (task is not None and task.cancelling()):
+    if isinstance(error, grpc.aio.InternalError) or context.cancelled():
         log.debug("call was over before its answer", method=method, error=error)
         raise asyncio.CancelledError from error
+    # `context.cancelled()` lags behind the cancellation of the handler's task, so that count is looked at too; but a
+    # TaskGroup that failed may leave it raised (Python 3.11), so an answer is tried all the same.
+    task = asyncio.current_task()
+    cancelling = task is not None and task.cancelling() > 0
     try:
         if isinstance(error, ServiceError):
             log.debug("request refused", method=method, reason=error.reason, code=error.code.name)
             await context.abort(error.code, status_message(error), ((DETAILS_KEY, status_details(error)),))
         error_id = secrets.token_hex(8)
         telemetry.record_error(error, error_id)
-        log.error("handler failed", method=method, error_id=error_id, exc_info=error)
+        say = log.debug if cancelling else log.error
+        say("handler failed", method=method, error_id=error_id, exc_info=error)
         message = f"internal error, id {error_id}: its cause is in this service's log"
         await context.abort(grpc.StatusCode.INTERNAL, message)
     except grpc.aio.InternalError as over:
