@@ -126,9 +126,12 @@ async def _up(options: Options) -> None:
 
         active: list[Sink] = [through_bar if console.is_terminal else sink]
 
+        said: list[str] = []
+
         def progress(doing: str, fraction: float) -> None:
             bar.update(task, description=doing, completed=fraction)
-            if not console.is_terminal:
+            if not console.is_terminal and doing not in said[-1:]:
+                said.append(doing)
                 print(f"segue up: {doing}", file=sys.stderr, flush=True)
 
         async with running(options.spec(), lambda name, line: active[0](name, line), progress) as cluster:

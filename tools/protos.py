@@ -1,7 +1,7 @@
 """Generate `libs/contracts` from `protos/`, or check that it is current.
 
-`protoc` writes `from segue.v1 import …`; the code lives under `libs.contracts`, so the imports are rewritten, in `.py` and
-`.pyi` alike. Run as `python tools/protos.py` (write) or `python tools/protos.py --check` (exit 1 when stale).
+`protoc` writes `from segue.v1 import …`; the code lives under `libs.contracts`, so the imports are rewritten, in `.py`
+and `.pyi` alike. Run as `python tools/protos.py` (write) or `python tools/protos.py --check` (exit 1 when stale).
 """
 
 import filecmp

@@ -70,7 +70,14 @@ async def _play(spec: ClusterSpec, scenes: Scenes, log: Path, console: Console) 
             file.write(f"{time.monotonic() - began:8.3f} {name:<10} | {line}\n")
             file.flush()
 
-        async with running(spec, sink, lambda doing, _fraction: say(doing)) as cluster:
+        said: list[str] = []
+
+        def progress(doing: str, _fraction: float) -> None:
+            if doing not in said[-1:]:
+                said.append(doing)
+                say(doing)
+
+        async with running(spec, sink, progress) as cluster:
             name = next(iter(cluster.folders))
             secret = (spec.state / "tenant.secret").read_text().strip()
             facts = Facts(cluster.catalog_target, cluster.router_target, name, secret)

@@ -38,6 +38,7 @@ async def run_echo(cluster: Cluster, talker: Talker, facts: Facts, say: Callable
     say("offer, acceptance, deltas, result: cold, then resident")
     cold = await _turn(record, talker, "cold", "computed", ids, 16, 0)
     follow = cold.answer.served.prompt_token_ids + cold.answer.served.token_ids + ids[:8]
+    record.waits_ms["cold resident"] = await facts.resident(follow)
     resident = await _turn(record, talker, "resident", "same worker", follow, 16, len(cold.answer.processed))
     computed = resident.answer.served.computed_tokens
     limit = resident.new_tokens + PAGE_TOKENS

@@ -15,6 +15,7 @@ from libs.continuation.tenancy import DEFAULT_TENANT, salt
 from libs.contracts.segue.v1 import (
     catalog_pb2,
     catalog_pb2_grpc,
+    common_pb2,
     router_pb2,
     router_pb2_grpc,
     worker_pb2,
@@ -90,6 +91,16 @@ class Facts:
                 return
             await asyncio.sleep(_POLL_S)
         raise NotInTimeError(f"{worker} gone for the router", within)
+
+    async def resident(self, tokens: Sequence[int], within: float = 10.0) -> float:
+        """Waits until the router would continue these tokens from device pages. Returns the wait in ms."""
+        began = time.perf_counter()
+        while time.perf_counter() - began < within:
+            ranked = (await self.explain(tokens)).ranked
+            if ranked and ranked[0].tier == common_pb2.TIER_GPU:
+                return (time.perf_counter() - began) * 1e3
+            await asyncio.sleep(_POLL_S)
+        raise NotInTimeError(f"{len(tokens)} tokens known to be resident", within)
 
     async def explain(self, tokens: Sequence[int]) -> router_pb2.ExplainResponse:
         """How the router would route these tokens."""

@@ -1,0 +1,1 @@
+"""Who owns which page of the device, and what can be found there again: pure bookkeeping, no tensors, no I/O."""

@@ -1,0 +1,82 @@
+"""What the device loop measures about itself: plain values, copied out on request.
+
+Milliseconds are wall time of whole iterations on the loop's thread, device work included. Prefill time is kept apart
+for iterations that also carried decoding lanes, since those stretch it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+_ALPHA = 0.1  # weight of the newest sample in the running mean
+_SMALLEST_BUCKET = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """`recent_ms`: exponentially weighted mean; `total_ms` over all `count` samples."""
+
+    count: int = 0
+    total_ms: float = 0.0
+    recent_ms: float = 0.0
+
+    def add(self, ms: float) -> Timing:
+        """With one more sample."""
+        recent = ms if self.count == 0 else self.recent_ms + _ALPHA * (ms - self.recent_ms)
+        return Timing(self.count + 1, self.total_ms + ms, recent)
+
+
+@dataclass(frozen=True, slots=True)
+class Measurements:
+    """Counters since start, and the loop's load when the snapshot was taken.
+
+    primed_rows: lanes whose device state (page tables) was uploaded; a lane that merely decodes adds none.
+    decode_step_ms: by number of decoding lanes, iterations without prompt rows. prefill_token_ms and
+    prefill_beside_decode_token_ms: ms per prompt token, by bucket: the context length at the end of the chunk, rounded
+    up to a power of two.
+    """
+
+    iterations: int = 0
+    primed_rows: int = 0
+    decode_rows: int = 0
+    prompt_rows: int = 0
+    tokens: int = 0
+    decode_step_ms: Mapping[int, Timing] = field(default_factory=dict)
+    prefill_token_ms: Mapping[int, Timing] = field(default_factory=dict)
+    prefill_beside_decode_token_ms: Mapping[int, Timing] = field(default_factory=dict)
+    decoding_lanes: int = 0
+    prefilling_lanes: int = 0
+    waiting_jobs: int = 0
+    pending_prompt_tokens: int = 0
+
+
+def length_bucket(length: int) -> int:
+    """The smallest power of two >= length, at least 256."""
+    return max(_SMALLEST_BUCKET, 1 << (length - 1).bit_length())
+
+
+@dataclass(slots=True)
+class Meter:
+    """The loop's own running copy; touched by one thread at a time."""
+
+    iterations: int = 0
+    primed_rows: int = 0
+    decode_rows: int = 0
+    prompt_rows: int = 0
+    tokens: int = 0
+    decode_step_ms: dict[int, Timing] = field(default_factory=dict)
+    prefill_token_ms: dict[int, Timing] = field(default_factory=dict)
+    prefill_beside_decode_token_ms: dict[int, Timing] = field(default_factory=dict)
+
+    def iteration(self, ms: float, decode_rows: int, prompt_rows: int, longest_prompt: int) -> None:
+        """Books one iteration. `longest_prompt`: the largest context length any prompt chunk reached; 0 without one."""
+        self.iterations += 1
+        self.decode_rows += decode_rows
+        self.prompt_rows += prompt_rows
+        if prompt_rows == 0:
+            table, key, sample = self.decode_step_ms, decode_rows, ms
+        else:
+            table = self.prefill_beside_decode_token_ms if decode_rows else self.prefill_token_ms
+            key, sample = length_bucket(longest_prompt), ms / prompt_rows
+        table[key] = table.get(key, Timing()).add(sample)

@@ -1,0 +1,228 @@
+"""Assembles a worker's storage (chunk directory, object store, restore, checkpoint, measurements); closes it in order.
+
+At start the directory is indexed, the bucket checked (a clear error where it cannot be used) and each tier measured
+once. Closed in order: checkpoints, then restores, then what serves peers, then the tiers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+import grpc
+
+from libs.chunks.errors import TierError
+from libs.chunks.local import DirectoryCounts, LocalDirectory
+from libs.chunks.object_store import Bucket, ObjectStore, ObjectStoreCounts
+from libs.continuation.chain import CHUNK_TOKENS
+from libs.continuation.keys import ObjectKey
+from libs.continuation.layout import Layout
+from libs.controller.protocol import PrefillCost, Tier
+from libs.service.errors import StartError
+from services.worker.checkpoint.capture import Capturer, PageReader, largest_header
+from services.worker.checkpoint.checkpointer import ChunkCheckpointer
+from services.worker.checkpoint.facts import CatalogFacts
+from services.worker.checkpoint.mover import Mover
+from services.worker.checkpoint.replicas import ReplicaCounts, ReplicaReporter
+from services.worker.checkpoint.settings import CheckpointMetrics, CheckpointSettings
+from services.worker.handlers import PageLeases
+from services.worker.restore.local_chunks import DirectoryChunks
+from services.worker.restore.measurements import StorageMeasurements
+from services.worker.restore.provider import ContentProvider
+from services.worker.restore.restorer import ChunkRestorer
+from services.worker.restore.settings import RestoreCounts, RestoreSettings
+from services.worker.restore.upload import PageWriter, Uploader
+
+_FLUSH_S = 2.0
+
+
+class Pages(PageReader, PageWriter, Protocol):
+    """The KV store as storage sees it."""
+
+
+class StorageError(StartError):
+    """The worker's storage cannot be used."""
+
+
+@dataclass(frozen=True, slots=True)
+class DirectorySettings:
+    """The chunk directory: `cap` bytes at most, leaving `keep_free` bytes of its file system to others."""
+
+    path: Path
+    cap: int = 20 << 30
+    keep_free: int = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class StorageSettings:
+    """`directory` None = no local tier. `bucket_wait_s`: how long to wait at start for the object store."""
+
+    bucket: Bucket
+    directory: DirectorySettings | None
+    restore: RestoreSettings = field(default_factory=RestoreSettings)
+    checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
+    connections: int = 8
+    bucket_wait_s: float = 30.0
+
+
+@dataclass(frozen=True)
+class StorageCounts:
+    """For the metrics endpoint; each is exported under its own name."""
+
+    directory: DirectoryCounts | None
+    store: ObjectStoreCounts
+    restore: RestoreCounts
+    checkpoint: CheckpointMetrics
+    replicas: ReplicaCounts
+
+
+class Storage:
+    """The four parts the shell needs (`services.worker.handlers`), and their counters."""
+
+    def __init__(
+        self,
+        restorer: ChunkRestorer,
+        checkpointer: ChunkCheckpointer,
+        local: DirectoryChunks,
+        measurements: StorageMeasurements,
+        counts: StorageCounts,
+        tiers: Sequence[LocalDirectory | ObjectStore],
+        reporter: ReplicaReporter | None,
+    ) -> None:
+        self.restorer, self.checkpointer, self.local, self.measurements = restorer, checkpointer, local, measurements
+        self.counts = counts
+        self._tiers, self._reporter = tiers, reporter
+        self._reporting = None if reporter is None else asyncio.create_task(reporter.run(), name="replica facts")
+
+    async def aclose(self) -> None:
+        """Nothing writes to a page, a file or the catalog afterwards."""
+        await self.checkpointer.aclose()
+        await self.restorer.aclose()
+        await self.local.aclose()
+        if self._reporting is not None and self._reporter is not None:
+            self._reporting.cancel()
+            await asyncio.gather(self._reporting, return_exceptions=True)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_FLUSH_S):
+                    await self._reporter.flush()
+        for tier in self._tiers:
+            await asyncio.to_thread(tier.close)
+
+
+async def open_storage(
+    settings: StorageSettings,
+    *,
+    kv: Pages,
+    layout: Layout,
+    catalog: grpc.aio.Channel,
+    leases: PageLeases,
+    prefill: Callable[[], Sequence[PrefillCost]],
+) -> Storage:
+    """Inside the event loop that will use it. `prefill`: the runtime's measured costs (`ComputeMeasurements.prefill`).
+
+    Raises StorageError. The channel stays the caller's.
+    """
+    _check_staging(settings.checkpoint.staging_bytes, layout)
+    restore_counts, metrics = RestoreCounts(), CheckpointMetrics()
+    facts = CatalogFacts(catalog, settings.checkpoint.catalog_timeout_s)
+    store = ObjectStore(settings.bucket, connections=settings.connections)
+    told = _Told()
+    local: LocalDirectory | None = None
+    try:
+        await asyncio.to_thread(_reach, store, settings.bucket_wait_s)
+        if settings.directory is not None:
+            local = await asyncio.to_thread(_open_directory, settings.directory, store, told.gone)
+    except TierError as error:
+        await asyncio.to_thread(store.close)
+        raise StorageError(error.message, remedy=error.remedy) from error
+    reporter: ReplicaReporter | None = None
+    if local is not None:
+        directory = local
+        reporter = ReplicaReporter(
+            facts, local.node, lambda key: directory.find(key.fingerprint, key.owner, key.hash, key.group)
+        )
+        told.reporter = reporter
+    capturer = Capturer(kv, layout, leases)
+    provider = ContentProvider(local, store, settings.restore, restore_counts, told.present)
+    uploader = Uploader(kv, settings.restore.fragment_bytes, settings.restore.ring_fragments)
+    checkpointer = ChunkCheckpointer(
+        layout=layout,
+        capturer=capturer,
+        mover=Mover(local, store, settings.checkpoint.put_timeout_s),
+        facts=facts,
+        leases=leases,
+        node="" if local is None else local.node,
+        kept=told.present,
+        settings=settings.checkpoint,
+        metrics=metrics,
+    )
+    meters = {Tier.OBJECT: store.meter} | ({} if local is None else {Tier.SSD: local.meter})
+    storage = Storage(
+        ChunkRestorer(layout, provider, uploader, restore_counts),
+        checkpointer,
+        DirectoryChunks(local),
+        StorageMeasurements(layout, meters, uploader.meter, prefill),
+        StorageCounts(
+            None if local is None else local.counts,
+            store.counts,
+            restore_counts,
+            metrics,
+            ReplicaCounts() if reporter is None else reporter.counts,
+        ),
+        [store] if local is None else [local, store],
+        reporter,
+    )
+    if local is not None and reporter is not None:
+        await asyncio.to_thread(reporter.announce, local.objects())
+    await uploader.probe(layout)
+    return storage
+
+
+def _check_staging(staging_bytes: int, layout: Layout) -> None:
+    least = CHUNK_TOKENS * layout.bytes_per_token + sum(
+        4 * CHUNK_TOKENS + largest_header(group) for group in layout.groups
+    )
+    if staging_bytes < least:
+        raise StorageError(
+            f"staging of {staging_bytes} bytes cannot hold one chunk of this model", remedy=f"give at least {least}"
+        )
+
+
+class _Told:
+    """Where the directory's news go. While it is being indexed there is nobody: `objects` says it all afterwards."""
+
+    def __init__(self) -> None:
+        self.reporter: ReplicaReporter | None = None
+
+    def present(self, key: ObjectKey) -> None:
+        if self.reporter is not None:
+            self.reporter.present(key)
+
+    def gone(self, key: ObjectKey) -> None:
+        if self.reporter is not None:
+            self.reporter.gone(key)
+
+
+def _reach(store: ObjectStore, within: float) -> None:
+    store.check_until(within)
+    with suppress(TierError):  # a price that is guessed is better than no worker
+        store.probe()
+
+
+def _open_directory(
+    settings: DirectorySettings, store: ObjectStore, gone: Callable[[ObjectKey], None]
+) -> LocalDirectory:
+    local = LocalDirectory(
+        settings.path,
+        cap=settings.cap,
+        keep_free=settings.keep_free,
+        reload_ms=lambda size: store.meter.price().ms(size),
+        on_gone=gone,
+    )
+    with suppress(OSError):  # a full disk: the price stays a guess
+        local.probe()
+    return local
