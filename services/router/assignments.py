@@ -1,0 +1,212 @@
+"""Assignments on the wire: one route per offer on a tunnel to its worker, and what comes back on it.
+
+A small task per route hands replies, deltas and results to the machine. A route that ends without a result is a
+dropped route. What arrives is handed over in the loop's next turn, and a tunnel takes several to end: a result that
+came in with its last bytes still counts.
+
+An assignment that was cancelled keeps its route a little longer: its worker's last words (a late acceptance, a result)
+then reach the machine and are fenced and counted there, and the worker closes the route itself. Past `_LINGER_S` it is
+closed here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from libs.controller.errors import EncodingError, WireError
+from libs.controller.fleet import Fleet
+from libs.controller.protocol import AssignmentId, Cancel, Delta, Offer, OfferReply, Result, TraceContext
+from libs.controller.router_effects import CloseRoute, SendCancel, SendOffer
+from libs.controller.router_events import DeltaReceived, ReplyReceived, ResultReceived, RouteDropped, RouterEvent
+from libs.controller.wire import TunnelCodec
+from libs.service.logs import get_logger
+from libs.tunnel import (
+    ChannelFullError,
+    CloseReason,
+    PayloadTooLargeError,
+    Route,
+    RouteClosedError,
+    TooManyRoutesError,
+    Tunnel,
+    TunnelClosedError,
+)
+from services.router.clock import Spawn, now_ms
+from services.router.spans import RequestSpans
+
+_LINGER_S = 5.0
+
+log = get_logger(__name__)
+
+TunnelTo = Callable[[str, int], Tunnel | None]
+
+
+@dataclass(eq=False)
+class _Carried:
+    """One assignment and its route."""
+
+    assignment: AssignmentId
+    worker: str
+    epoch: int
+    tunnel_id: int
+    route: Route | None = None  # once it is open
+    over: bool = False  # the machine wants nothing more of it
+    cancelled: bool = False  # the worker has been told, or will be when the route opens
+    linger: asyncio.TimerHandle | None = None
+
+
+class Assignments:
+    """All of this process."""
+
+    def __init__(
+        self,
+        codec: TunnelCodec,
+        fleet: Fleet,
+        spans: RequestSpans,
+        feed: Callable[[RouterEvent], None],
+        tunnel_to: TunnelTo,
+        spawn: Spawn,
+    ) -> None:
+        self._codec = codec
+        self._fleet = fleet
+        self._spans = spans
+        self._feed = feed
+        self._tunnel_to = tunnel_to
+        self._spawn = spawn
+        self._carried: dict[AssignmentId, _Carried] = {}
+
+    def __len__(self) -> int:
+        """Assignments with a route, or about to have one."""
+        return len(self._carried)
+
+    # --- effects ---
+
+    def offer(self, effect: SendOffer) -> None:
+        """Opens a route and sends the offer; feeds RouteDropped where that cannot be done."""
+        offer, worker = effect.offer, effect.worker
+        tunnel = self._tunnel_to(worker, offer.epoch)
+        if tunnel is None:
+            self._feed(RouteDropped(offer.assignment, worker, offer.epoch, "no tunnel to this process"))
+            return
+        headers = self._spans.offered(offer)
+        request = replace(offer.request, trace=TraceContext(headers.traceparent, headers.tracestate))
+        carried = _Carried(offer.assignment, worker, offer.epoch, tunnel.tunnel_id)
+        self._carried[offer.assignment] = carried
+        self._spawn(self._carry(carried, tunnel, replace(offer, request=request)), "assignment")
+
+    def cancel(self, effect: SendCancel) -> None:
+        """Tells the worker on the assignment's route; without one there is nobody to tell, or nothing to be told."""
+        carried = self._carried.get(effect.cancel.assignment)
+        if carried is not None:
+            carried.cancelled = True
+            if carried.route is not None:
+                self._send_cancel(carried.route, effect.cancel)
+
+    def close(self, effect: CloseRoute) -> None:
+        """The machine wants nothing more of the assignment."""
+        self._spans.answered(effect.assignment, "over")
+        carried = self._carried.get(effect.assignment)
+        if carried is None or carried.over:
+            return
+        carried.over = True
+        if carried.route is None:
+            return
+        if carried.cancelled:
+            loop = asyncio.get_running_loop()
+            carried.linger = loop.call_later(_LINGER_S, carried.route.close, CloseReason.CANCELLED)
+        else:
+            carried.route.close(CloseReason.DONE)
+
+    # --- tunnels ---
+
+    def routes_ended(self, tunnel_id: int) -> None:
+        """A tunnel is gone, its worker process is not."""
+        for carried in self._of(tunnel_id):
+            self._drop(carried, "its tunnel was lost")
+
+    # --- one assignment ---
+
+    async def _carry(self, carried: _Carried, tunnel: Tunnel, offer: Offer) -> None:
+        try:
+            route = await self._open(carried, tunnel, offer)
+            if route is not None:
+                await self._hear(carried, route)
+        finally:
+            if carried.linger is not None:
+                carried.linger.cancel()
+            if carried.route is not None:
+                carried.route.close(CloseReason.CANCELLED)
+            if self._carried.get(carried.assignment) is carried:
+                del self._carried[carried.assignment]
+
+    async def _open(self, carried: _Carried, tunnel: Tunnel, offer: Offer) -> Route | None:
+        if carried.over:
+            return None
+        try:
+            route = await tunnel.open(self._codec.encode(offer))
+        except (ChannelFullError, TooManyRoutesError, TunnelClosedError, PayloadTooLargeError) as error:
+            self._drop(carried, str(error))
+            return None
+        except EncodingError as error:
+            log.error("offer cannot be encoded", request_id=offer.assignment.request_id, exc_info=error)
+            self._drop(carried, str(error))
+            return None
+        carried.route = route
+        if carried.over:  # while it was being opened
+            self._send_cancel(route, Cancel(carried.assignment, carried.epoch))
+            return None
+        return route
+
+    async def _hear(self, carried: _Carried, route: Route) -> None:
+        while True:
+            try:
+                # Ends with the route at the latest: its tunnel watches the peer.
+                payloads = await route.receive_all()
+            except RouteClosedError as error:
+                self._drop(carried, f"route closed: {error.closed.reason.label} {error.closed.detail}".rstrip())
+                return
+            for payload in payloads:
+                if not self._take(carried, payload):
+                    return
+
+    def _take(self, carried: _Carried, payload: bytes) -> bool:
+        """One message; False if nothing more is wanted of the route."""
+        try:
+            value = self._codec.decode(payload)
+        except WireError as error:
+            log.warning("message of a worker refused", worker=carried.worker, reason=error.reason)
+            self._drop(carried, f"a message was refused: {error.reason}")
+            return False
+        match value:
+            case OfferReply():
+                self._fleet.replied(carried.worker, value, now_ms())
+                reason = "accepted" if value.accepted else value.reason.name.lower()
+                self._spans.answered(value.assignment, reason)
+                self._feed(ReplyReceived(carried.worker, value))
+                # A late acceptance of what is over: the machine has asked for another cancel; its result is awaited.
+                return value.accepted or not carried.over
+            case Delta():
+                self._feed(DeltaReceived(carried.worker, value))
+            case Result():
+                self._feed(ResultReceived(carried.worker, value))
+                return not carried.over
+            case _:
+                self._codec.counts["out-of-place"] += 1
+        return True
+
+    def _drop(self, carried: _Carried, reason: str) -> None:
+        if not carried.over:
+            carried.over = True
+            self._feed(RouteDropped(carried.assignment, carried.worker, carried.epoch, reason))
+
+    def _send_cancel(self, route: Route, cancel: Cancel) -> None:
+        try:
+            route.try_send(self._codec.encode(cancel))
+        except ChannelFullError:
+            route.close(CloseReason.CANCELLED)  # passes a full channel, and says the same
+        except RouteClosedError:
+            return
+
+    def _of(self, tunnel_id: int) -> list[_Carried]:
+        return [carried for carried in self._carried.values() if carried.tunnel_id == tunnel_id]

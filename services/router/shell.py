@@ -1,0 +1,142 @@
+"""The interpreter of the router machine: events in, effects obeyed in order, nothing awaited.
+
+Everything happens in plain synchronous calls on the event loop: `feed` hands an event to the machine and obeys its
+effects before it returns. An event that arises while effects are being obeyed (an offer that could not be sent) waits
+its turn behind them, so that the order the machine asked for is the order things happen in. What takes time is started
+here and reports back as another event: a plan, an offer's route, a timer.
+
+An exception in here means that shell or machine broke the contract; the process ends (and is restarted) rather than
+going on with a state nobody has thought through.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from libs.controller.protocol import AssignmentId
+from libs.controller.router import RouterMachine
+from libs.controller.router_effects import (
+    Accepted,
+    Booked,
+    CancelTimer,
+    CloseRoute,
+    Deliver,
+    Measured,
+    PlanRequested,
+    RecordDecision,
+    RouterEffect,
+    SendCancel,
+    SendOffer,
+    SetTimer,
+    TimerId,
+    TimerKind,
+    Unbooked,
+)
+from libs.controller.router_events import DeadlineReached, OfferTimedOut, RouterEvent
+from services.router.clock import now_ms
+
+
+@dataclass(frozen=True)
+class Ports:
+    """Who obeys which effect. None of them awaits or raises what the outside could cause."""
+
+    plan: Callable[[PlanRequested], None]
+    offer: Callable[[SendOffer], None]
+    cancel: Callable[[SendCancel], None]
+    close: Callable[[CloseRoute], None]
+    deliver: Callable[[Deliver], None]
+    record: Callable[[RecordDecision], None]
+    account: Callable[[Booked | Accepted | Unbooked | Measured], None]
+
+
+class Shell:
+    """See the module. `crashed` is told of a broken contract, once."""
+
+    def __init__(self, machine: RouterMachine, crashed: Callable[[BaseException], None]) -> None:
+        self.machine = machine
+        self.ports: Ports | None = None
+        self._crashed = crashed
+        self._events: deque[RouterEvent] = deque()
+        self._timers: dict[TimerId, asyncio.TimerHandle] = {}
+        self._feeding = False
+        self._stopped = False
+
+    @property
+    def timers(self) -> int:
+        """Timers that run."""
+        return len(self._timers)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether nothing is handled any more."""
+        return self._stopped
+
+    def feed(self, event: RouterEvent) -> None:
+        """Lets the machine handle the event and obeys it; from within an effect, afterwards."""
+        if self._stopped:
+            return
+        self._events.append(event)
+        if self._feeding:
+            return
+        self._feeding = True
+        try:
+            while self._events:
+                for effect in self.machine.handle(self._events.popleft(), now_ms()):
+                    self._obey(effect)
+        except BaseException as error:
+            self.stop()
+            self._crashed(error)
+            raise
+        finally:
+            self._feeding = False
+
+    def stop(self) -> None:
+        """The end: no event changes anything any more, no timer fires."""
+        self._stopped = True
+        self._events.clear()
+        for handle in self._timers.values():
+            handle.cancel()
+        self._timers.clear()
+
+    def _obey(self, effect: RouterEffect) -> None:
+        ports = self.ports
+        assert ports is not None, "the shell is fed before it is connected"
+        match effect:
+            case PlanRequested():
+                ports.plan(effect)
+            case SendOffer():
+                ports.offer(effect)
+            case SendCancel():
+                ports.cancel(effect)
+            case CloseRoute():
+                ports.close(effect)
+            case Deliver():
+                ports.deliver(effect)
+            case RecordDecision():
+                ports.record(effect)
+            case SetTimer():
+                self._set(effect)
+            case CancelTimer():
+                self._unset(effect.timer)
+            case Booked() | Accepted() | Unbooked() | Measured():
+                ports.account(effect)
+
+    def _set(self, effect: SetTimer) -> None:
+        self._unset(effect.timer)
+        loop = asyncio.get_running_loop()
+        self._timers[effect.timer] = loop.call_later(effect.after_ms / 1_000, self._fire, effect.timer)
+
+    def _unset(self, timer: TimerId) -> None:
+        handle = self._timers.pop(timer, None)
+        if handle is not None:
+            handle.cancel()
+
+    def _fire(self, timer: TimerId) -> None:
+        del self._timers[timer]
+        if timer.kind is TimerKind.OFFER:
+            self.feed(OfferTimedOut(AssignmentId(timer.request_id, timer.number)))
+        else:
+            self.feed(DeadlineReached(timer.request_id, timer.number))
