@@ -372,7 +372,7 @@ class _Planning:
             max_context=heartbeat.max_context,
             prefix_hash=way.name,
         )
-        return RankedCandidate(scored(candidate, terms.correction), way.nodes)
+        return RankedCandidate(scored(candidate, terms.correction), way.nodes, terms.queue_ms)
 
     def _needed(self, view: WorkerView, resident: int) -> int:
         page_tokens = max(1, view.heartbeat.page_tokens)

@@ -12,7 +12,7 @@ class RouterKnobs:
     offer_timeout_ms: float = 500.0  # an offer not answered by then is cancelled and the next candidate tried
     default_deadline_ms: float = 600_000.0  # of a request that brings none
     attempts: int = 6  # attempts that failed (capacity declines apart) after which the request fails
-    worker_losses: int = 2  # losses of its worker after which a request fails with its id
+    worker_losses: int = 2  # losses of its worker after which a request fails with its id; unanswered offers count half
     prompt_crashes: int = 2  # crashes with one whole prompt outstanding after which the prompt rests
     prompt_rest_ms: float = 600_000.0  # how long it rests; also how long a crash is remembered
     prompts_remembered: int = 4_096  # prompts with a crash on record; the oldest is forgotten

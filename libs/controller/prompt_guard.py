@@ -2,7 +2,8 @@
 
 A prompt is known by the hash of the *whole* of it (and the model's name), so that a shared system prompt bans nobody
 else. Only lost processes and silence count as crashes; each crash counts once per prompt, however many requests carried
-it. Memory is bounded: the prompt whose crash is longest ago is forgotten first.
+it. A crash before the worker had answered counts for less: several workers that die together take along requests that
+were just moved from one to the next. Memory is bounded: the prompt whose crash is longest ago is forgotten first.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ class PromptGuard:
         self._crashes = crashes
         self._rest_ms = rest_ms
         self._remembered = remembered
-        self._seen: dict[str, tuple[int, float]] = {}  # prompt -> (crashes, time of the last); oldest first
+        self._seen: dict[str, tuple[float, float]] = {}  # prompt -> (crashes, time of the last); oldest first
 
-    def crashed(self, prompt: str, now_ms: float) -> None:
-        """The prompt was outstanding at a worker that crashed now."""
-        count, at_ms = self._seen.pop(prompt, (0, now_ms))
+    def crashed(self, prompt: str, now_ms: float, weight: float = 1.0) -> None:
+        """The prompt was outstanding at a worker that crashed now; `weight`: how many crashes this counts as."""
+        count, at_ms = self._seen.pop(prompt, (0.0, now_ms))
         if now_ms - at_ms >= self._rest_ms:
-            count = 0
-        self._seen[prompt] = (count + 1, now_ms)
+            count = 0.0
+        self._seen[prompt] = (count + weight, now_ms)
         while len(self._seen) > self._remembered:
             del self._seen[next(iter(self._seen))]
 

@@ -204,10 +204,15 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class RankedCandidate:
-    """A candidate and the nodes its worker would restore: from the first not resident up to the boundary."""
+    """A candidate and the nodes its worker would restore: from the first not resident up to the boundary.
+
+    `uncorrected_queue_ms`: the candidate's queue before the correction, which is the one a worker can compare with its
+    own count: the offer carries this one.
+    """
 
     candidate: Candidate
     chain: tuple[Node, ...] = ()
+    uncorrected_queue_ms: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,6 +292,7 @@ class Delta:
     tokens: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...] = ()
     usage: Usage = Usage()
+    timings: Timings = Timings()  # in the attempt's first delta, with which they are complete
 
 
 @dataclass(frozen=True, slots=True)
@@ -398,10 +404,14 @@ TunnelValue = Offer | Cancel | OfferReply | Delta | Result | Heartbeat | Snapsho
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """A request from ingress; `delivered` tokens at the end of `request.tokens` went out through another router."""
+    """A request from ingress; `delivered` tokens at the end of `request.tokens` went out through another router.
+
+    `fingerprint`: the variant that produced them, the only one that goes on; "" = none delivered, or unknown: any.
+    """
 
     request: GenerationRequest
     delivered: int = 0
+    fingerprint: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -413,18 +423,19 @@ class CancelRequest:
 
 @dataclass(frozen=True, slots=True)
 class TokensDelivery:
-    """New tokens; `index` among all generated tokens of the request."""
+    """New tokens of variant `fingerprint`; `index` among all generated tokens of the request."""
 
     request_id: str
     index: int
     tokens: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...] = ()
     usage: Usage = Usage()
+    fingerprint: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """How a request was served; `tier` of the first attempt that delivered."""
+    """How a request was served: `tier` by the first attempt that delivered, the rest by the last attempt."""
 
     worker: str = ""
     workers: tuple[str, ...] = ()
@@ -454,6 +465,7 @@ class ErrorDelivery:
     message: str
     retry_after_ms: int = 0
     usage: Usage = Usage()
+    served: Served = Served()
 
 
 @dataclass(frozen=True, slots=True)
@@ -462,6 +474,7 @@ class CancelledDelivery:
 
     request_id: str
     usage: Usage = Usage()
+    served: Served = Served()
 
 
 Delivery = TokensDelivery | CompletedDelivery | ErrorDelivery | CancelledDelivery

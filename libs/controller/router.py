@@ -62,6 +62,9 @@ from libs.controller.router_table import Phase, Trigger
 # Declines that say nothing against the plan but that there is no room now: they spend no attempt.
 CAPACITY_DECLINES = frozenset({DeclineReason.INSUFFICIENT_PAGES, DeclineReason.QUEUE_FULL, DeclineReason.DRAINING})
 
+# Of a loss before the offer was answered, against 1 for one after it.
+UNANSWERED_BLAME = 0.5
+
 
 class RouterMachine(RouterActions):
     """See the module. Not reentrant; one per router process."""
@@ -129,7 +132,7 @@ class RouterMachine(RouterActions):
                     and self._step(state, Trigger.CANCELLED, event)
                 ):
                     self._abandon(state, Outcome.CANCELLED, "cancelled by the requester")
-                    delivery = CancelledDelivery(state.request.request_id, state.usage())
+                    delivery = CancelledDelivery(state.request.request_id, state.usage(), state.served())
                     self._end(state, delivery)
             case DeadlineReached():
                 state = self._live(event, event.request_id)
@@ -170,7 +173,7 @@ class RouterMachine(RouterActions):
             deadline_at_ms=self._now + budget_ms,
             prompt=prompt,
             base=base,
-            fingerprint=event.fingerprint,
+            fingerprint=event.submission.fingerprint,
         )
         self._requests[request.request_id] = state
         self._out.append(SetTimer(TimerId(TimerKind.DEADLINE, request.request_id, event.origin), budget_ms))
@@ -249,6 +252,7 @@ class RouterMachine(RouterActions):
             self._accept(state)
         if attempt.first_delta_ms is None:
             attempt.first_delta_ms = self._now - attempt.offered_ms
+            attempt.timings = delta.timings
             state.spent, state.avoid = 0, ()  # progress
         if state.usage_base is None:
             state.usage_base = delta.usage
@@ -263,7 +267,14 @@ class RouterMachine(RouterActions):
         self._out.append(
             Deliver(
                 state.origin,
-                TokensDelivery(state.request.request_id, delta.index, delta.tokens, delta.logprobs, state.usage()),
+                TokensDelivery(
+                    state.request.request_id,
+                    delta.index,
+                    delta.tokens,
+                    delta.logprobs,
+                    state.usage(),
+                    attempt.candidate.fingerprint,
+                ),
             )
         )
 
@@ -312,13 +323,17 @@ class RouterMachine(RouterActions):
         lost = event.loss is not Loss.RETIRED
         hit = [self._requests[key] for key in self._by_process.get((event.worker, event.epoch), {})]
         if lost:
-            for prompt in dict.fromkeys(state.prompt for state in hit):
-                self._guard.crashed(prompt, self._now)
+            blamed: dict[str, float] = {}
+            for state in hit:
+                blamed[state.prompt] = max(blamed.get(state.prompt, 0.0), _blame(state))
+            for prompt, weight in blamed.items():
+                self._guard.crashed(prompt, self._now, weight)
         trigger = Trigger.WORKER_LOST if lost else Trigger.WORKER_RETIRED
         for state in hit:
             if not self._step(state, trigger, event):
                 continue
             state.losses += lost
+            state.blame += _blame(state) if lost else 0.0
             outcome = Outcome.WORKER_LOST if lost else Outcome.WORKER_RETIRED
             # A worker that is only silent may still be computing: should the cancel reach it, the better.
             self._over(state, outcome, f"worker {event.worker} {event.loss.value}", cancel=True, avoid=True)
@@ -360,6 +375,12 @@ class RouterMachine(RouterActions):
     def _step(self, state: RequestState, trigger: Trigger, event: RouterEvent) -> bool:
         """Enters the table's row for this trigger; fenced if there is none."""
         return not self.fence.stops(RouterFence.WRONG_PHASE, not self._enter(state, trigger), event)
+
+
+def _blame(state: RequestState) -> float:
+    """How much the loss of its worker speaks against a request: less if the worker had not even answered the offer, as
+    when workers die together and a resume is sent to one that is gone already. Not nothing: an offer too can kill."""
+    return UNANSWERED_BLAME if state.phase is Phase.OFFERED else 1.0
 
 
 def _problem(submission: Submission) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 
 from libs.controller.errors import ControllerBugError
 from libs.controller.fair_queue import FairQueue, Refusal, Waiter
@@ -101,7 +102,7 @@ class RouterActions:
         early = state.finished_early()
         if early is not None:
             self._complete(state, early)
-        elif state.losses >= self.knobs.worker_losses:
+        elif state.blame >= self.knobs.worker_losses:
             self._fail(state, StatusCode.INTERNAL, f"{state.losses} workers were lost while they ran it")
         elif rests_ms > 0:
             self._fail(state, StatusCode.INTERNAL, resting(rests_ms))
@@ -121,7 +122,7 @@ class RouterActions:
         """Offers to the best candidate left, or goes on without one."""
         exhausted = not state.remaining
         ended = (
-            state.losses >= self.knobs.worker_losses
+            state.blame >= self.knobs.worker_losses
             or state.spent >= self.knobs.attempts
             or self._guard.rests_ms(state.prompt, self._now) > 0
         )
@@ -139,10 +140,13 @@ class RouterActions:
         state.admitted = True
         request = state.attempt_request(self._now)
         assignment = AssignmentId(request.request_id, state.attempt_number)
-        state.active = Attempt(assignment, choice, candidate, self._now)
+        state.active = state.last = Attempt(assignment, choice, candidate, self._now)
         state.phase = Phase.OFFERED
         self._by_process.setdefault((candidate.worker, candidate.epoch), {})[request.request_id] = None
-        offer = Offer(assignment, candidate.epoch, request, candidate.fingerprint, candidate, option.chain)
+        # The worker holds the queue it counts itself against this one: corrected, a worker that overestimates its queue
+        # would decline every offer.
+        offered = replace(candidate, queue_ms=option.uncorrected_queue_ms)
+        offer = Offer(assignment, candidate.epoch, request, candidate.fingerprint, offered, option.chain)
         timer = TimerId(TimerKind.OFFER, request.request_id, assignment.attempt)
         self._out += [
             Booked(assignment, candidate),
@@ -253,12 +257,9 @@ class RouterActions:
         self._queue.discard(state.request.request_id)
 
     def _complete(self, state: RequestState, reason: FinishReason) -> None:
-        attempt = state.active
-        request_id = state.request.request_id
-        served = state.served(attempt)
-        if attempt is not None:
+        if state.active is not None:
             self._over(state, Outcome.COMPLETED, "", spent=False)
-        self._end(state, CompletedDelivery(request_id, reason, state.usage(), served))
+        self._end(state, CompletedDelivery(state.request.request_id, reason, state.usage(), state.served()))
 
     def _fail(self, state: RequestState, code: StatusCode, detail: str) -> None:
         self._end(state, self._error(state.request.request_id, code, detail, state))
@@ -269,7 +270,7 @@ class RouterActions:
         text = f"request {request_id}: {detail}"
         if state is None:
             return ErrorDelivery(request_id, code, text, retry_after)
-        return ErrorDelivery(request_id, code, text, retry_after, state.usage())
+        return ErrorDelivery(request_id, code, text, retry_after, state.usage(), state.served())
 
     def _refuse(self, event: Submitted, code: StatusCode, detail: str) -> None:
         """A terminal delivery for a submission that never became a request."""

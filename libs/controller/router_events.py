@@ -67,14 +67,10 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """A request arrived. `origin` is an opaque number of the shell (its route), echoed in every `Deliver`.
-
-    `fingerprint`: the variant that produced `submission.delivered` tokens before, if known; "" = any.
-    """
+    """A request arrived. `origin` is an opaque number of the shell (its route), echoed in every `Deliver`."""
 
     submission: Submission
     origin: int = 0
-    fingerprint: str = ""
 
 
 @dataclass(frozen=True, slots=True)

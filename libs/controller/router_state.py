@@ -54,8 +54,10 @@ class RequestState:
     attempt_number: int = 0
     spent: int = 0  # attempts that failed since the last progress, capacity declines apart
     losses: int = 0
+    blame: float = 0.0  # the losses, each by how much it speaks against this request
     avoid: tuple[str, ...] = ()  # workers that failed this request lately
     active: Attempt | None = None
+    last: Attempt | None = None  # the newest attempt, also once it is over
     last_failure: str = ""
     # the current plan
     plan_id: int = 0
@@ -118,15 +120,11 @@ class RequestState:
             restored_by_tier=base.restored_by_tier,
         )
 
-    def served(self, attempt: Attempt | None) -> Served:
-        """How it was served, at its regular end; `attempt` None = what the last one left had delivered everything."""
+    def served(self) -> Served:
+        """How it was served so far."""
+        attempt = self.last
         if attempt is None:
-            return Served(
-                worker=self.workers[-1] if self.workers else "",
-                workers=self.workers,
-                attempts=self.attempt_number,
-                tier=self.tier,
-            )
+            return Served()
         return Served(
             worker=attempt.candidate.worker,
             workers=self.workers,

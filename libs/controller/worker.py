@@ -29,6 +29,7 @@ from libs.controller.protocol import (
     Pages,
     Result,
     ResultStatus,
+    Timings,
 )
 from libs.controller.worker_effects import (
     Drained,
@@ -335,11 +336,13 @@ class WorkerMachine:
         left = state.offer.request.max_new_tokens - state.generated
         if len(event.tokens) > left:
             raise ControllerBugError(state.phase.value, "TokensDrawn", f"{len(event.tokens)} tokens, {left} are left")
+        timings = Timings()
         if state.first_ms is None:
             state.first_ms = self._now
+            timings = state.timings()
         index = state.next_index
         state.generated += len(event.tokens)
-        delta = Delta(state.offer.assignment, self.epoch, index, event.tokens, event.logprobs, state.usage())
+        delta = Delta(state.offer.assignment, self.epoch, index, event.tokens, event.logprobs, state.usage(), timings)
         self._out.append(EmitDelta(state.tunnel, delta))
         self._move(state, Trigger.TOKENS, Phase.DECODING)
 

@@ -16,7 +16,7 @@ import grpc
 from libs.service.errors import StartError
 from libs.service.settings import ServiceSettings
 
-Options = list[tuple[str, int]]
+Options = list[tuple[str, int | str]]
 
 # How long a ping may stay unanswered before the connection counts as dead.
 _KEEPALIVE_TIMEOUT_MS = 10_000

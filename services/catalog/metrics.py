@@ -44,7 +44,9 @@ class CatalogMetrics:
             registry=registry,
         )
         self._unknown = Counter(
-            "segue_catalog_replicas_of_unknown_chunks_total", "Replica updates left out", registry=registry
+            "segue_catalog_replicas_of_unknown_chunks_total",
+            "Chunks of replica updates that were left out because the chunk is no fact",
+            registry=registry,
         )
         self.watchers = Gauge(
             "segue_catalog_endpoint_watchers", "Streams that follow the endpoint map", registry=registry

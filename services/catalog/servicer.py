@@ -112,8 +112,8 @@ class CatalogServicer(catalog_pb2_grpc.CatalogServicer):
     async def SetReplica(self, request: pb.SetReplicaRequest, context: Any) -> pb.SetReplicaResponse:
         with self._call("SetReplica"):
             revision, unknown = await self._facts.replicas.set(request.updates)
-            self._metrics.unknown_replicas(unknown)
-            return pb.SetReplicaResponse(revision=revision)
+            self._metrics.unknown_replicas(len(unknown))
+            return pb.SetReplicaResponse(revision=revision, unknown=unknown)
 
     @contextmanager
     def _call(self, method: str) -> Iterator[None]:

@@ -1,8 +1,9 @@
 """What one request has been given so far, over any number of routers. Pure: no I/O, no clock.
 
 A router may be lost at any moment. The request then goes to another one with what was delivered as the end of its
-tokens (`GenerateRequest.delivered`), what is left of its budget, and `output_start` unchanged, so that draws,
-penalties and indices go on as if nothing had happened. Deliveries are fenced by index: only the next token is taken.
+tokens (`GenerateRequest.delivered`), the variant that produced it, what is left of its budget, and `output_start`
+unchanged, so that draws, penalties and indices go on as if nothing had happened. Deliveries are fenced by index: only
+the next token is taken.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ class Progress:
         self.delivered: list[int] = []
         self._usage: Usage | None = None
         self._settled = False
+        self._fingerprint = ""
         self._duplicates = 0
 
     @property
@@ -45,7 +47,7 @@ class Progress:
         request.tokens.extend(self.delivered)
         request.max_new_tokens -= len(self.delivered)
         request.deadline_ms = max(1, remaining_ms)
-        return GenerateRequest(request=request, delivered=len(self.delivered))
+        return GenerateRequest(request=request, delivered=len(self.delivered), fingerprint=self._fingerprint)
 
     def take(self, delivery: TokensDelivery) -> Sequence[int]:
         """The tokens of a delivery that are new. Raises DeliveryGapError."""
@@ -57,6 +59,8 @@ class Progress:
         if not self._settled and delivery.HasField("usage"):
             self._usage = delivery.usage
         self.delivered += new
+        if new:
+            self._fingerprint = delivery.fingerprint
         return new
 
     def note_usage(self, usage: Usage) -> None:

@@ -2,8 +2,9 @@
 
 A name may stand for several routers (a headless service), and a single connection through a virtual address would pin
 all requests to one of them; so names are resolved here, again and again, and every address gets a link of its own. An
-address that leaves the name keeps its tunnel while it is healthy and is not dialled again. Redials wait with full
-jitter (a restarted router is not met by everybody at once), growing while they fail.
+address that leaves the name keeps its tunnel while it is healthy and is not dialled again. With TLS a router must show
+a certificate for the name it was found under. Redials wait with full jitter (a restarted router is not met by everybody
+at once), growing while they fail.
 
 Requests are spread round robin over the links that are up.
 """
@@ -68,7 +69,8 @@ class RouterLinks:
         self._resolve_every_s = resolve_every_s
         self._config = config
         self._handlers = Handlers(merge=merge_deliveries)
-        self._wanted: frozenset[str] = frozenset()
+        self._wanted: dict[str, str] = {}
+        """By address, the name it was found under; empty where the setting gives the address itself."""
         self._links: dict[str, asyncio.Task[None]] = {}
         self._up: list[Tunnel] = []
         self._changed = asyncio.Event()
@@ -80,7 +82,7 @@ class RouterLinks:
             while True:
                 self._wanted = await self._resolve()
                 self.counters.known = len(self._wanted)
-                for address in sorted(self._wanted - self._links.keys()):
+                for address in sorted(self._wanted.keys() - self._links.keys()):
                     self._links[address] = group.create_task(self._keep(address), name=f"router link {address}")
                 await asyncio.sleep(self._resolve_every_s * random.uniform(0.8, 1.2))  # noqa: S311
 
@@ -107,42 +109,41 @@ class RouterLinks:
         self._turn += 1
         return preferred[self._turn % len(preferred)]
 
-    async def _resolve(self) -> frozenset[str]:
-        """All addresses of all names; a name that cannot be looked up now keeps those it had."""
-        found: set[str] = set()
+    async def _resolve(self) -> dict[str, str]:
+        """All addresses of all names, and the names; a name that cannot be looked up now keeps those it had."""
+        found: dict[str, str] = {}
         for router in self._routers:
             host, _, port = router.rpartition(":")
+            host = host.strip("[]")
             try:
                 async with asyncio.timeout(_CONNECT_S):
-                    answers = await asyncio.get_running_loop().getaddrinfo(
-                        host.strip("[]"), int(port), type=socket.SOCK_STREAM
-                    )
+                    answers = await asyncio.get_running_loop().getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
             except (OSError, TimeoutError) as error:
                 self.counters.resolve_failures += 1
                 log.warning("router name cannot be resolved", router=router, reason=str(error) or "timed out")
-                return self._wanted | frozenset(found)
+                return self._wanted | found
             for family, _, _, _, address in answers:
                 literal = f"[{address[0]!s}]" if family == socket.AF_INET6 else str(address[0])
-                found.add(f"{literal}:{address[1]!s}")
-        return frozenset(found)
+                found.setdefault(f"{literal}:{address[1]!s}", "" if host == address[0] else host)
+        return found
 
     async def _keep(self, address: str) -> None:
         failures = 0
         loop = asyncio.get_running_loop()
         try:
-            while address in self._wanted:
+            while (name := self._wanted.get(address)) is not None:
                 started = loop.time()
-                await self._hold(address)
+                await self._hold(address, name)
                 failures = 0 if loop.time() - started > _STEADY_S else failures + 1
                 longest = min(_LONGEST_DELAY_S, _FIRST_DELAY_S * 2 ** min(failures, 10))
                 await asyncio.sleep(random.uniform(0, longest))  # noqa: S311
         finally:
             self._links.pop(address, None)
 
-    async def _hold(self, address: str) -> None:
+    async def _hold(self, address: str, name: str) -> None:
         """One tunnel, from dialling to its end."""
         self.counters.dials += 1
-        channel = open_channel(address, self._transport)
+        channel = open_channel(address, self._transport, server_name=name)
         tunnel = Tunnel(dial(channel, address, SERVICE), self._registry, Side.DIALING, self._handlers, self._config)
         running = asyncio.create_task(tunnel.run(), name=f"tunnel to router {address}")
         try:

@@ -45,6 +45,8 @@ Take = Callable[[Sequence[int]], Awaitable[bool]]
 
 # The router is told the deadline too; its own word, with usage, comes first.
 _DEADLINE_SLACK_S = 0.5
+# How long a caller that wants no more waits for the router to say how it was served: one round trip, else never mind.
+_LAST_WORD_S = 0.5
 
 log = get_logger(__name__)
 
@@ -57,7 +59,7 @@ class Outcome:
     """UNSPECIFIED if the caller wanted no more."""
     usage: Usage | None
     served: Served | None
-    """None if the end was told by the tokens, or the caller's wish, and not by a router."""
+    """None if no router told the end: its tokens did, or the caller's wish and the router's last word did not come."""
     routers: int
     """How many routers it was submitted to."""
 
@@ -148,7 +150,7 @@ class Upstream:
     async def _follow(
         self, route: Route, request: GenerationRequest, progress: Progress, take: Take, tries: int
     ) -> Outcome:
-        finished = False
+        finished = cancelled = False
         try:
             while True:
                 delivery = _read(await route.receive())
@@ -156,7 +158,11 @@ class Upstream:
                 if event == "tokens":
                     new = progress.take(delivery.tokens)
                     if new and not await take(new):
-                        return Outcome(FinishReason.FINISH_REASON_UNSPECIFIED, progress.usage, None, tries)
+                        self._cancel(route, request.request_id)
+                        cancelled = True
+                        served = await _last_word(route)
+                        finished = served is not None
+                        return Outcome(FinishReason.FINISH_REASON_UNSPECIFIED, progress.usage, served, tries)
                 elif event == "completed":
                     finished = True
                     progress.note_usage(delivery.completed.usage)
@@ -176,7 +182,7 @@ class Upstream:
         except (DecodeError, DeliveryGapError) as error:
             raise _RouterLostError(str(error)) from None
         finally:
-            if not finished:
+            if not finished and not cancelled:
                 self._cancel(route, request.request_id)
             route.close(CloseReason.DONE if finished else CloseReason.CANCELLED)
 
@@ -195,6 +201,21 @@ class Upstream:
             route.try_send(message.SerializeToString())
         except (RouteClosedError, ChannelFullError):
             return  # the close of the route says it too
+
+
+async def _last_word(route: Route) -> Served | None:
+    """How a request that has just been cancelled was served; tokens that were under way are passed over."""
+    try:
+        async with asyncio.timeout(_LAST_WORD_S):
+            while True:
+                delivery = _read(await route.receive())
+                for end in (delivery.cancelled, delivery.completed, delivery.error):
+                    if end.HasField("served"):
+                        return end.served
+                if delivery.WhichOneof("event") not in ("tokens", None):
+                    return None
+    except (TimeoutError, RouteClosedError, DecodeError):
+        return None
 
 
 def _read(payload: bytes) -> Delivery:

@@ -6,6 +6,8 @@ later one holds. Log probabilities come one per token or not at all: a mixture w
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from google.protobuf.message import DecodeError
 
 from libs.contracts.segue.v1 import router_pb2, worker_pb2
@@ -49,7 +51,7 @@ def joined(first: Delivery, second: Delivery) -> TokensDelivery | None:
     if not follows:
         return None
     tokens, logprobs = first.tokens + second.tokens, first.logprobs + second.logprobs
-    return TokensDelivery(first.request_id, first.index, tokens, logprobs, second.usage)
+    return replace(second, index=first.index, tokens=tokens, logprobs=logprobs)
 
 
 def _extend(

@@ -21,6 +21,7 @@ from libs.controller.protocol import (
     ErrorDelivery,
     GenerationRequest,
     Offer,
+    TokensDelivery,
 )
 from libs.service import telemetry
 
@@ -89,13 +90,13 @@ class RequestSpans:
             del self._contexts[request_id]
         span.set_attribute("segue.generated_tokens", delivery.usage.generated_tokens)
         span.set_attribute("segue.cached_tokens", delivery.usage.cached_tokens)
+        if not isinstance(delivery, TokensDelivery) and (served := delivery.served).attempts:
+            span.set_attribute("segue.worker", served.worker)
+            span.set_attribute("segue.attempts", served.attempts)
+            span.set_attribute("segue.tier", served.tier.name.lower())
         match delivery:
             case CompletedDelivery():
-                served = delivery.served
                 span.set_attribute("segue.finish_reason", delivery.finish_reason.name.lower())
-                span.set_attribute("segue.worker", served.worker)
-                span.set_attribute("segue.attempts", served.attempts)
-                span.set_attribute("segue.tier", served.tier.name.lower())
                 telemetry.finish(span)
             case ErrorDelivery():
                 telemetry.finish(span, RequestFailedError(f"{delivery.code.name}: {delivery.message}"))

@@ -34,12 +34,13 @@ from services.worker.pages.admission import Wanted
 from services.worker.pages.pool import PagePool
 from services.worker.pages.route import Continuation
 from services.worker.runtime import job as device
-from services.worker.runtime.errors import RuntimeRefusalError
+from services.worker.runtime.grammars import MaskFactory, mask_of
 from services.worker.runtime.iteration import Budgets
 from services.worker.runtime.kv import KVStore
 from services.worker.runtime.loop import DeviceLoop
 from services.worker.runtime.measurements import Measurements
 from services.worker.runtime.sampling import Sampling
+from services.worker.runtime.serial import SerialLoop
 
 Sink = Callable[[Sequence[JobEvent]], None]
 
@@ -90,7 +91,9 @@ class _Held:
 
 
 class DeviceRuntime:
-    """Implements `handlers.Runtime` and `handlers.ComputeMeasurements` over a `DeviceLoop`."""
+    """Implements `handlers.Runtime` and `handlers.ComputeMeasurements` over a `DeviceLoop`, or a `SerialLoop` where
+    `serialized` (one job at a time, whatever `lanes` says). `masks`: what requests may name as their grammar.
+    """
 
     def __init__(
         self,
@@ -102,17 +105,13 @@ class DeviceRuntime:
         max_context: int,
         threads: int,
         max_jobs: int,
+        serialized: bool = False,
+        masks: Mapping[str, MaskFactory] | None = None,
     ) -> None:
-        self._kv, self._pool, self._lanes = kv, pool, lanes
-        self._vocab = model.descriptor.vocab
-        self._loop = DeviceLoop(
-            model,
-            kv,
-            Budgets(lanes, pool.sizes.step),
-            self._on_events,
-            max_context=max_context,
-            threads=threads,
-            max_jobs=max_jobs,
+        self._kv, self._pool, self._lanes = kv, pool, 1 if serialized else lanes
+        self._masks = dict(masks or {})
+        self._loop = _loop(
+            model, kv, pool, self._on_events, lanes, max_context, threads, max_jobs, serialized=serialized
         )
         self._held: dict[Hashable, _Held] = {}
         self._sink: Sink | None = None
@@ -126,10 +125,9 @@ class DeviceRuntime:
         self._loop.start()
 
     def submit(self, job: Job) -> None:
-        """Queues the job. Raises RuntimeRefusalError, RuntimeFullError, RuntimeClosedError."""
+        """Queues the job. Raises RuntimeRefusalError (an unknown grammar too), RuntimeFullError, RuntimeClosedError."""
         request = job.request
-        if request.sampling.grammar:
-            raise RuntimeRefusalError("grammar is set: this worker has no grammar engine; leave it empty")
+        mask = mask_of(request.sampling.grammar, self._masks)
         held = _Held(job.assignment, request, job.pages, left=request.max_new_tokens)
         self._held[job.assignment] = held
 
@@ -149,6 +147,7 @@ class DeviceRuntime:
                     sampling=sampling(request.sampling),
                     stop_token_ids=frozenset(request.stop_token_ids),
                     choice=request.choice_index,
+                    mask=mask,
                 )
             )
         except Exception:
@@ -279,6 +278,27 @@ class DeviceRuntime:
         self._pool.reserve(assignment, Wanted(of, tokens, _WARM_NEW), time.monotonic())
         request = GenerationRequest(assignment.request_id, "", tokens, length, _WARM_NEW)
         return Job(assignment, request, self._pool.job_pages(assignment))
+
+
+def _loop(
+    model: LoadedModel,
+    kv: KVStore,
+    pool: PagePool,
+    sink: device.Sink,
+    lanes: int,
+    max_context: int,
+    threads: int,
+    max_jobs: int,
+    *,
+    serialized: bool,
+) -> DeviceLoop | SerialLoop:
+    step = pool.sizes.step
+    if serialized:
+        return SerialLoop(
+            model, kv, sink, step_tokens=step, max_context=max_context, threads=threads, max_jobs=max_jobs
+        )
+    budgets = Budgets(lanes, step)
+    return DeviceLoop(model, kv, budgets, sink, max_context=max_context, threads=threads, max_jobs=max_jobs)
 
 
 def _recent_prefill_ms(found: Measurements) -> float:

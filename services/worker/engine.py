@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -29,6 +30,8 @@ from services.worker.model.source import resolve
 from services.worker.pages.pool import PagePool
 from services.worker.pages.sizing import GroupSpec, PageSizes
 from services.worker.restore.settings import RestoreSettings
+from services.worker.return_cost import MeasuredReturnCost
+from services.worker.runtime.grammars import MaskFactory
 from services.worker.runtime.kv import KVStore, size_pages
 from services.worker.settings import WorkerSettings
 from services.worker.storage import DirectorySettings, Storage, StorageSettings, open_storage
@@ -54,12 +57,55 @@ class ModelEngine:
             metrics.export("directory", counts.directory)
 
 
-async def model_engine(settings: WorkerSettings, catalog: grpc.aio.Channel) -> ModelEngine:
-    """Loads the model and opens storage; the runtime is not started yet. Raises StartError."""
+async def model_engine(
+    settings: WorkerSettings, catalog: grpc.aio.Channel, masks: Mapping[str, MaskFactory] | None = None
+) -> ModelEngine:
+    """Loads the model and opens storage; the runtime is not started yet. `masks`: the grammars requests may name.
+
+    Raises StartError.
+    """
     try:
         folder, model = await asyncio.to_thread(_load, settings)
     except ModelError as error:
         raise StartError(error.problem, remedy=error.remedy) from error
+    return await engine_of(settings, folder, model, catalog, masks)
+
+
+@dataclass(frozen=True)
+class Compute:
+    """An engine and the device memory behind its pages. `cost` measures nothing until it is told where from."""
+
+    engine: Engine
+    runtime: DeviceRuntime
+    kv: KVStore
+    cost: MeasuredReturnCost
+
+
+async def engine_of(
+    settings: WorkerSettings,
+    folder: Path,
+    model: LoadedModel,
+    catalog: grpc.aio.Channel,
+    masks: Mapping[str, MaskFactory] | None = None,
+) -> ModelEngine:
+    """As `model_engine`, around a model that is loaded already. Raises StartError."""
+    compute = compute_of(settings, folder, model, masks)
+    storage = await open_storage(
+        _storage_settings(settings),
+        kv=compute.kv,
+        layout=model.identity.layout,
+        catalog=catalog,
+        leases=compute.engine.pool,
+        prefill=compute.runtime.prefill,
+    )
+    compute.cost.measure(compute.runtime.prefill, storage.measurements.tiers)
+    return ModelEngine(compute.engine, storage)
+
+
+def compute_of(
+    settings: WorkerSettings, folder: Path, model: LoadedModel, masks: Mapping[str, MaskFactory] | None = None
+) -> Compute:
+    """Pages and runtime for a loaded model, without storage; not started. Raises StartError."""
     layout = model.identity.layout
     slack = 2 * CHUNK_TOKENS + settings.step_tokens
     try:
@@ -74,8 +120,9 @@ async def model_engine(settings: WorkerSettings, catalog: grpc.aio.Channel) -> M
         raise StartError(str(error), remedy="raise the setting kv_bytes") from error
     kv = KVStore(layout, budget.pages, settings.page, model.device)
     sizes = PageSizes(settings.page, CHUNK_TOKENS, settings.step_tokens)
+    cost = MeasuredReturnCost(layout)
     pool = PagePool(
-        [GroupSpec(group.name, group.window or 0, budget.pages[group.name]) for group in layout.groups], sizes
+        [GroupSpec(group.name, group.window or 0, budget.pages[group.name]) for group in layout.groups], sizes, cost
     )
     full = [budget.pages[group.name] for group in layout.groups if group.window is None]
     context = min(
@@ -84,6 +131,7 @@ async def model_engine(settings: WorkerSettings, catalog: grpc.aio.Channel) -> M
         # What can never be reserved is not offered: routers refuse it for its length.
         min(full or [min(budget.pages.values())]) * settings.page,
     )
+    serialized = settings.handlers == "serialized"
     runtime = DeviceRuntime(
         model,
         kv,
@@ -92,15 +140,14 @@ async def model_engine(settings: WorkerSettings, catalog: grpc.aio.Channel) -> M
         max_context=context,
         threads=settings.threads,
         max_jobs=settings.max_control_tasks + settings.lanes,
-    )
-    storage = await open_storage(
-        _storage_settings(settings), kv=kv, layout=layout, catalog=catalog, leases=pool, prefill=runtime.prefill
+        serialized=serialized,
+        masks=masks,
     )
     name = settings.name or Path(settings.model).name.removesuffix(".gguf")
     log.info("model loaded", model=name, device=str(model.device), context=context, kv_bytes=budget.bytes)
     facts = _facts(model, folder, context)
-    engine = Engine(facts, name, runtime, runtime, pool, settings.lanes, layout.bytes_per_token)
-    return ModelEngine(engine, storage)
+    lanes = 1 if serialized else settings.lanes
+    return Compute(Engine(facts, name, runtime, runtime, pool, lanes, layout.bytes_per_token), runtime, kv, cost)
 
 
 def _load(settings: WorkerSettings) -> tuple[Path, LoadedModel]:

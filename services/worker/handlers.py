@@ -305,6 +305,8 @@ class CheckpointRange:
     tail: bool
     tokens: tuple[int, ...] = field(repr=False)
     """Token ids of [start, end)."""
+    traceparent: str = field(default="", compare=False)
+    """Of the request that computed it, which may be over when the checkpoint begins; empty = not traced."""
 
 
 class Lease(Protocol):

@@ -45,6 +45,9 @@ class WorkerSettings(ServiceSettings):
     threads: int = Field(0, ge=0, le=1_024, description="Compute threads on a CPU; 0: all cores")
     max_context: int = Field(0, ge=0, description="Longest sequence, in tokens; 0: the model's own limit")
     lanes: int = Field(8, ge=1, le=256, description="Sequences computed at a time")
+    handlers: Literal["batched", "serialized"] = Field(
+        "batched", description="How requests are computed: batched over the lanes, or serialized, one at a time"
+    )
     step_tokens: int = Field(512, ge=2, le=65_536, description="Most tokens of one device step, over all lanes")
     kv_bytes: ByteSize = Field(
         ByteSize(1 << 30), ge=1 << 16, description="Device memory for attention state, in bytes (2GiB is fine too)"

@@ -32,6 +32,25 @@ async def test_every_existing_node_is_found_and_no_more(catalog: Rig, known: int
     assert not found.HasField("tail") and found.revision > 0
 
 
+@pytest.mark.parametrize("salted", [False, True])
+async def test_a_root_stands_for_the_salt(catalog: Rig, salted: bool) -> None:
+    tenant, tokens = Tenant(), blocks([1, 2], 48)
+    chain = tenant.chain(tokens, tail=True, groups=[FULL])
+    await catalog.store_facts(tenant.fingerprint, chain)
+    request = tenant.lookup(tokens)
+    request.after = chain[0].parent
+    if not salted:
+        request.tenant_salt = ""
+    found = await catalog.stub.Lookup(request)
+    assert [node.chunk.hash for node in [*found.nodes, found.tail]] == [chunk.hash for chunk in chain]
+    # Nor is the salt needed further on. Under another root there is nothing.
+    request = tenant.lookup(tokens, tenant.nodes(tokens)[0])
+    request.tenant_salt = ""
+    assert [node.chunk.hash for node in (await catalog.stub.Lookup(request)).nodes] == [chain[1].hash]
+    other = pb.LookupRequest(fingerprint=tenant.fingerprint, after=hex_id(), tokens=tokens)
+    assert not (await catalog.stub.Lookup(other)).nodes
+
+
 HISTORIES = st.lists(st.integers(1, 2), max_size=4)
 TAILS = st.integers(0, 15)
 
@@ -174,6 +193,7 @@ async def test_a_long_chain_takes_two_round_trips(catalog: Rig) -> None:
         ("start", 256),
         ("start", 3),
         ("tokens", [1 << 31]),
+        ("tenant_salt", ""),
     ],
 )
 async def test_bad_requests_say_which_field(catalog: Rig, field: str, value: object) -> None:

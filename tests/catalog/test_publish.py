@@ -212,12 +212,24 @@ async def test_more_chunks_than_one_transaction_holds(catalog: Rig, tenant: Tena
     assert len(replicas) == 120
 
 
-async def test_replicas_of_unknown_chunks_are_left_out(catalog: Rig, tenant: Tenant) -> None:
-    replica = pb.Replica(node="n-1", group=FULL, state=pb.REPLICA_STATE_READY, content_id=hex_id())
-    update = pb.ReplicaUpdate(fingerprint=tenant.fingerprint, hash=hex_id(), replica=replica)
-    await catalog.stub.SetReplica(pb.SetReplicaRequest(updates=[update]))
+async def test_replicas_of_unknown_chunks_are_left_out_and_named(catalog: Rig, tenant: Tenant, bucket: Bucket) -> None:
+    chunks = tenant.chain([i // 256 for i in range(60 * 256)], groups=[FULL])
+    await bucket.upload(chunks)
+    await publish(catalog, tenant, chunks)
+    missing = [hex_id() for _ in range(60)]
+
+    def update(hash: str, group: str, state: pb.ReplicaState = pb.REPLICA_STATE_READY) -> pb.ReplicaUpdate:
+        replica = pb.Replica(node="n-1", group=group, state=state, content_id=hex_id())
+        return pb.ReplicaUpdate(fingerprint=tenant.fingerprint, hash=hash, replica=replica)
+
+    # Known and unknown ones take turns, over more than one transaction.
+    hashes = [hash for pair in zip((chunk.hash for chunk in chunks), missing, strict=True) for hash in pair]
+    updates = [update(hash, group) for hash in hashes for group in (FULL, WINDOWED)]
+    updates.append(update(hex_id(), FULL, pb.REPLICA_STATE_REMOVED))
+    reply = await catalog.stub.SetReplica(pb.SetReplicaRequest(updates=updates))
+    assert list(reply.unknown) == missing
     (found,) = (await catalog.etcd.read([GetPrefix(catalog.keys.prefix.encode() + b"replicas/")])).found
-    assert not found and catalog.metric("segue_catalog_replicas_of_unknown_chunks_total") == 1
+    assert len(found) == 60 and catalog.metric("segue_catalog_replicas_of_unknown_chunks_total") == 60
 
 
 async def test_an_unknown_model_is_refused(catalog: Rig) -> None:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from libs.controller import candidates
 from libs.controller.catalog_facts import Chunk, Node
 from libs.controller.demand import pages_needed
 from libs.controller.discovery import Forgotten, Observed
@@ -32,7 +33,7 @@ from libs.controller.protocol import (
 )
 from libs.controller.residency import ResidencyIndex
 from libs.controller.router_effects import Accepted, Booked, Measured, Unbooked
-from tests.controller.world import heartbeat, observe
+from tests.controller.world import heartbeat, observe, random_world
 
 
 def candidate(worker: str = "w", **terms: float) -> Candidate:
@@ -200,3 +201,17 @@ def test_facts_are_kept_by_use_and_age() -> None:
     assert not cache.known("f", ["a"], 150).stale
     cache.forget("f", ["a"])
     assert cache.node("f", "a") is None
+
+
+def test_a_plan_keeps_the_queue_as_the_worker_counts_it() -> None:
+    world = random_world(3)
+    for beat in world.heartbeats:
+        for _ in range(40):  # every worker's queue is half of what it says
+            said = scored(candidate(beat.worker, queue_ms=1_000.0), world.fleet.corrections.of(beat.worker))
+            world.fleet.corrections.learn(said, Timings(500, 0, 0, 0))
+    plan = candidates.plan(world.request, (world.variant,), world.fleet, 0.0)
+    assert plan.ranked
+    for option in plan.ranked:
+        view = world.fleet.view(option.candidate.worker)
+        assert view is not None and option.uncorrected_queue_ms == view.queue_ms
+        assert option.candidate.queue_ms == pytest.approx(view.queue_ms / 2, rel=0.01)

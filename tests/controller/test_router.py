@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TypeVar
 
 import pytest
@@ -26,6 +27,7 @@ from libs.controller.protocol import (
     RankedCandidate,
     Result,
     ResultStatus,
+    Served,
     StatusCode,
     Submission,
     Tier,
@@ -61,7 +63,7 @@ class Driver:
         return [effect for effect in self.log if isinstance(effect, kind)]
 
     def submit(self, value: GenerationRequest, origin: int = 1, delivered: int = 0, fingerprint: str = "") -> None:
-        self.feed(rx.Submitted(Submission(value, delivered), origin, fingerprint))
+        self.feed(rx.Submitted(Submission(value, delivered, fingerprint), origin))
 
     def plan(self, *candidates: Candidate, obstacle: rx.ObstacleKind | None = None, request_id: str = "") -> None:
         wanted = next(p for p in reversed(self.all(fx.PlanRequested)) if not request_id or p.request_id == request_id)
@@ -80,11 +82,14 @@ class Driver:
         offer = self.offer
         self.feed(rx.ReplyReceived(offer.candidate.worker, OfferReply(offer.assignment, offer.epoch, accepted, reason)))
 
-    def delta(self, *tokens: int, index: int | None = None, usage: Usage | None = None) -> None:
+    def delta(
+        self, *tokens: int, index: int | None = None, usage: Usage | None = None, timings: Timings | None = None
+    ) -> None:
         offer = self.offer
         at = len(offer.request.tokens) - offer.request.output_start if index is None else index
         said = usage or Usage(offer.request.output_start, 0, 0, offer.request.output_start, len(tokens))
-        self.feed(rx.DeltaReceived(offer.candidate.worker, Delta(offer.assignment, offer.epoch, at, tokens, (), said)))
+        value = Delta(offer.assignment, offer.epoch, at, tokens, (), said, timings or Timings())
+        self.feed(rx.DeltaReceived(offer.candidate.worker, value))
 
     def result(self, generated: int, reason: FinishReason = FinishReason.LENGTH, **kwargs: object) -> None:
         offer = self.offer
@@ -414,6 +419,52 @@ def test_cancel_in_each_phase_ends_once_and_tells_the_worker() -> None:
         assert d.feed(rx.DeadlineReached("r", 1)) == []
 
 
+def test_a_cancelled_stream_is_told_how_it_was_served() -> None:
+    d = Driver()
+    timings = Timings(1.0, 2.0, 3.0, 4.0, 10.0)
+    d.submit(request("r"))
+    d.plan(at("a", Tier.SSD, epoch=7))
+    d.delta(3, timings=timings)
+    d.delta(4, index=1)
+    d.feed(rx.RequestCancelled("r", 1))
+    end = d.terminal
+    assert isinstance(end, CancelledDelivery) and end.usage.generated_tokens == 2
+    served = end.served
+    assert (served.worker, served.workers, served.epoch, served.attempts) == ("a", ("a",), 7, 1)
+    assert served.tier is Tier.SSD and served.timings == timings
+
+
+def test_the_end_names_the_last_attempt_also_if_it_is_over() -> None:
+    d = Driver()
+    d.submit(request("r"))
+    d.plan(at("a", Tier.RAM), at("b"))
+    d.delta(3, timings=Timings(ttft_ms=5.0))
+    d.lose()
+    d.plan(at("b", epoch=4))
+    d.feed(rx.DeadlineReached("r", 1))
+    end = d.terminal
+    assert isinstance(end, ErrorDelivery) and end.served.worker == "b" and end.served.epoch == 4
+    assert end.served.workers == ("a",) and end.served.attempts == 2 and end.served.tier is Tier.RAM
+    assert end.served.timings == Timings()  # of an attempt that came to nothing
+
+
+def test_a_request_without_an_attempt_was_served_by_nobody() -> None:
+    d = Driver()
+    d.submit(request("r"))
+    d.feed(rx.RequestCancelled("r", 1))
+    assert isinstance(d.terminal, CancelledDelivery) and d.terminal.served == Served()
+
+
+def test_every_delivery_of_tokens_names_its_variant() -> None:
+    d = Driver()
+    d.submit(request("r"))
+    d.plan(at("a", fingerprint="f7"))
+    d.delta(3)
+    d.delta(4, index=1)
+    told = [e.delivery for e in d.all(fx.Deliver) if isinstance(e.delivery, TokensDelivery)]
+    assert [delivery.fingerprint for delivery in told] == ["f7", "f7"]
+
+
 def test_a_resubmission_goes_on_where_the_other_router_stopped() -> None:
     d = Driver()
     value = GenerationRequest("r", "m", (1, 2, 3, 70, 71), 3, 4)
@@ -485,3 +536,48 @@ def test_the_salt_is_in_no_message_and_no_decision() -> None:
     shown = [repr(effect) for effect in d.log]
     assert not any("5a17" in text for text in shown)
     assert AssignmentId("r", 1) < AssignmentId("r", 2)
+
+
+def test_workers_that_die_together_do_not_end_a_request_that_was_just_moved_between_them() -> None:
+    """The second one is lost before it answered: the stream waits for a worker to come back, and goes on."""
+    d = Driver()
+    d.submit(request("r", 3, 50))
+    d.plan(at("a"), at("b"))
+    d.reply()
+    d.delta(7)
+    d.lose()
+    d.plan(at("b"))
+    d.lose()
+    assert d.machine.phase("r") is Phase.PLANNING
+    d.plan(at("a", epoch=2))
+    d.reply()
+    d.delta(8)
+    d.lose()
+    assert isinstance(d.terminal, ErrorDelivery) and d.terminal.code is StatusCode.INTERNAL
+
+
+def test_a_request_that_kills_workers_by_its_offer_alone_is_stopped_too() -> None:
+    d = Driver()
+    d.submit(request("r"))
+    for name in "abcd":
+        d.plan(at(name))
+        d.lose()
+    assert isinstance(d.terminal, ErrorDelivery) and d.terminal.code is StatusCode.INTERNAL
+    d.log.clear()
+    d.submit(request("again"))
+    assert isinstance(d.terminal, ErrorDelivery) and d.terminal.code is StatusCode.FAILED_PRECONDITION
+
+
+def test_the_offer_carries_the_queue_in_the_workers_own_count() -> None:
+    """The ranking corrects it; a worker that overestimates its queue would otherwise decline every offer."""
+    d = Driver()
+    d.submit(request("r"))
+    wanted = d.last(fx.PlanRequested)
+    corrected = replace(at("a"), queue_ms=500.0)
+    d.feed(rx.Planned(wanted.request_id, wanted.plan_id, rx.Plan((RankedCandidate(corrected, (), 1_000.0),))))
+    assert d.offer.candidate == replace(corrected, queue_ms=1_000.0)
+    d.reply()
+    d.delta(1, 2, 3, 4, index=0)
+    d.result(4)
+    assert d.last(fx.Measured).candidate == corrected, "what is learnt from is what was predicted"
+    assert d.last(fx.RecordDecision).decision.ranked[0].candidate == corrected

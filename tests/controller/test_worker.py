@@ -25,6 +25,7 @@ from libs.controller.protocol import (
     ResultStatus,
     Tier,
     TierTokens,
+    Timings,
     Usage,
 )
 from libs.controller.worker import WorkerMachine
@@ -149,10 +150,13 @@ def test_restore_prefill_decode_with_usage_and_times() -> None:
     assert isinstance(delta, wfx.EmitDelta)
     assert (delta.delta.index, delta.delta.tokens) == (0, (11, 12))
     assert delta.delta.usage == Usage(5, 4, 4, 1, 2, (TierTokens(Tier.SSD, 4, 400),))
+    first = delta.delta.timings
     delta = d.feed(wx.TokensDrawn(A, (13,)))[0]
     assert isinstance(delta, wfx.EmitDelta) and delta.delta.index == 2 and delta.delta.usage.generated_tokens == 3
+    assert delta.delta.timings == Timings()  # said once
     d.feed(wx.Finished(A, FinishReason.STOP))
     timings = d.result.timings
+    assert timings == first
     assert (timings.queue_ms, timings.restore_ms, timings.prefill_ms, timings.first_token_ms) == (5, 10, 7, 4)
     assert timings.ttft_ms == 26
     assert not any(isinstance(e, wfx.Release) for e in d.log)  # the last iteration still touches pages

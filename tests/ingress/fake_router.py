@@ -27,6 +27,11 @@ from libs.tunnel import Closed, CloseReason, Handlers, Registry, Route, RouteClo
 from libs.tunnel.grpc_carrier import Carrier, Context, serve_tunnel, with_attach
 
 SERVICE = "segue.v1.Router"
+VARIANT = "ab" * 32
+SERVED = Served(
+    worker="w2", workers=["w1", "w2"], epoch=7, attempts=2, tier=Tier.TIER_OBJECT,
+    timings=Timings(restore_ms=3, prefill_ms=5, ttft_ms=11), predicted_ttft_ms=12,
+)  # fmt: skip
 
 
 @dataclass
@@ -61,14 +66,11 @@ class Exchange:
         )
 
     def tokens(self, tokens: Sequence[int], index: int) -> None:
-        self.send(tokens=TokensDelivery(index=index, tokens=tokens, usage=self.usage(index + len(tokens))))
+        usage = self.usage(index + len(tokens))
+        self.send(tokens=TokensDelivery(index=index, tokens=tokens, usage=usage, fingerprint=VARIANT))
 
     def complete(self, reason: FinishReason, generated: int) -> None:
-        served = Served(
-            worker="w2", workers=["w1", "w2"], epoch=7, attempts=2, tier=Tier.TIER_OBJECT,
-            timings=Timings(restore_ms=3, prefill_ms=5, ttft_ms=11), predicted_ttft_ms=12,
-        )  # fmt: skip
-        self.send(completed=CompletedDelivery(finish_reason=reason, usage=self.usage(generated), served=served))
+        self.send(completed=CompletedDelivery(finish_reason=reason, usage=self.usage(generated), served=SERVED))
         self.route.close(CloseReason.DONE)
 
     def fail(self, code: grpc.StatusCode, message: str, retry_after_ms: int = 0) -> None:
@@ -105,7 +107,7 @@ def answering(answer: Sequence[int], *, batch: int = 1, pause_s: float = 0.0) ->
 
 
 class FakeRouter:
-    """`script` runs for every submission; `exchanges` are all there were."""
+    """`script` runs for every submission; `exchanges` are all there were. `last_words`: are cancels answered?"""
 
     def __init__(self, script: Script, registry: Registry) -> None:
         self.script = script
@@ -113,6 +115,7 @@ class FakeRouter:
         self.exchanges: list[Exchange] = []
         self.arrived: asyncio.Queue[Exchange] = asyncio.Queue()
         self.address = ""
+        self.last_words = True
         self._tunnels: list[Tunnel] = []
         self._server: grpc.aio.Server | None = None
         self._scripts: set[asyncio.Task[None]] = set()
@@ -172,7 +175,9 @@ class FakeRouter:
             while True:
                 if AttachMessage.FromString(await exchange.route.receive()).HasField("cancel"):
                     exchange.cancelled.set()
-                    exchange.send(cancelled=CancelledDelivery(usage=exchange.usage(0)))
+                    if self.last_words:
+                        # More was generated meanwhile than the ingress has taken.
+                        exchange.send(cancelled=CancelledDelivery(usage=exchange.usage(99), served=SERVED))
         except RouteClosedError:
             return
 

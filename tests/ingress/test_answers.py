@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from libs.continuation.tenancy import salt
-from tests.ingress.fake_router import answering
+from tests.ingress.fake_router import Exchange, answering
 from tests.ingress.models import BOS, END, EOS, byte_level
 from tests.ingress.rig import SECRET, events, running, text_of_events
 
@@ -155,16 +156,38 @@ async def test_a_stop_string_ends_generation_and_usage_counts_up_to_it(folder: P
         upto = text.index("wo\nth") + len("wo\nth")
         if stream:
             parsed = events(answer.text)
-            said, usage = text_of_events(parsed), parsed[-2]["usage"]
+            said, end = text_of_events(parsed), parsed[-2]
             assert parsed[-3]["choices"][0]["finish_reason"] == "stop"
         else:
-            said, usage = answer.json()["choices"][0]["message"]["content"], answer.json()["usage"]
-            assert answer.json()["choices"][0]["finish_reason"] == "stop"
+            said, end = answer.json()["choices"][0]["message"]["content"], answer.json()
+            assert end["choices"][0]["finish_reason"] == "stop"
         assert said == "one\nt"
+        usage, served = end["usage"], end["segue"]
         assert usage["completion_tokens"] == upto
+        assert usage["prompt_tokens_details"]["cached_tokens"] == usage["prompt_tokens"] // 4 * 2
+        assert (served["worker"], served["workers"], served["epoch"]) == ("w2", ["w1", "w2"], 7)
+        assert (served["tier"], served["timings"]["prefill_ms"]) == ("object", 5)
         exchange = rig.router.exchanges[0]
         await exchange.ended.wait()
         assert exchange.cancelled.is_set()
+        await rig.at_rest()
+
+
+async def test_a_stop_string_does_not_wait_for_a_router_that_says_no_more(folder: Path) -> None:
+    tokens = byte_level(()).encode("one two three", add_special_tokens=False).ids
+
+    async def script(exchange: Exchange) -> None:
+        exchange.tokens(tokens, 0)
+        await exchange.ended.wait()
+
+    async with running(folder, script) as rig:
+        rig.router.last_words = False
+        async with asyncio.timeout(5):
+            answer = (await rig.chat(stop="two")).json()
+        assert answer["choices"][0]["message"]["content"] == "one "
+        assert "worker" not in answer["segue"]
+        await rig.router.exchanges[0].ended.wait()
+        assert rig.ingress.api.upstream.counters.cancels == 1
         await rig.at_rest()
 
 

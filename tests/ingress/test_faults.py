@@ -13,7 +13,7 @@ import pytest
 from libs.contracts.segue.v1.common_pb2 import FinishReason
 from libs.contracts.segue.v1.router_pb2 import CompletedDelivery, TokensDelivery
 from libs.tunnel import CloseReason
-from tests.ingress.fake_router import Exchange, Script, answering
+from tests.ingress.fake_router import VARIANT, Exchange, Script, answering
 from tests.ingress.models import END, byte_level
 from tests.ingress.rig import Rig, events, eventually, running, text_of_events
 
@@ -113,6 +113,7 @@ async def test_a_dead_router_is_replaced_in_one_unbroken_stream(folder: Path, co
             key=lambda one: (len(one.submit.request.tokens), -one.submit.request.deadline_ms),
         )
         assert second.submit.delivered == count
+        assert (first.submit.fingerprint, second.submit.fingerprint) == ("", VARIANT if count else "")
         sent, again = first.submit.request, second.submit.request
         assert list(again.tokens) == list(sent.tokens) + TOKENS[:count]
         assert again.output_start == sent.output_start == len(sent.tokens)

@@ -7,8 +7,10 @@ import socket
 from collections import Counter
 from typing import Any
 
+import grpc
 import pytest
 
+from libs.service.channel import open_channel
 from libs.service.transport import Transport
 from libs.tunnel import Registry
 from services.ingress.router_links import NoRouterError, RouterLinks
@@ -74,6 +76,27 @@ async def test_every_address_of_a_name_gets_a_link_and_its_share(monkeypatch: py
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
         assert registry.snapshot().tunnels == 0
+
+
+async def test_a_router_must_show_a_certificate_for_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, str] = {}
+
+    def opened(target: str, transport: Transport, *, server_name: str = "") -> grpc.aio.Channel:
+        asked[target] = server_name
+        return open_channel(target, transport, server_name=server_name)
+
+    monkeypatch.setattr("services.ingress.router_links.open_channel", opened)
+    async with fake_router(answering([])) as one, fake_router(answering([])) as two, Registry() as registry:
+        port = address_of(two.address)[1]
+        links = RouterLinks([one.address, f"localhost:{port}"], Transport(), registry, resolve_every_s=60)
+        running = asyncio.create_task(links.run())
+        try:
+            await eventually(lambda: links.counters.up == 2, "both up")
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+    assert asked[one.address] == ""
+    assert asked[f"127.0.0.1:{port}"] == "localhost"
 
 
 async def test_redials_do_not_come_in_step(monkeypatch: pytest.MonkeyPatch) -> None:

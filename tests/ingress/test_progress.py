@@ -59,6 +59,16 @@ def test_usage_is_the_first_delivering_routers() -> None:
     assert progress.usage.cached_tokens == 3
 
 
+def test_the_next_router_is_told_the_variant_of_what_was_delivered() -> None:
+    progress = Progress(REQUEST)
+    assert progress.submission(50).fingerprint == ""
+    progress.take(TokensDelivery(index=0, tokens=[20], fingerprint="f1"))
+    progress.router_lost()
+    assert progress.submission(50).fingerprint == "f1"
+    progress.take(TokensDelivery(index=0, tokens=[20], fingerprint="f2"))  # nothing new, so nothing of this variant
+    assert progress.submission(50).fingerprint == "f1"
+
+
 def test_a_spent_deadline_is_not_sent_as_the_routers_default() -> None:
     assert Progress(REQUEST).submission(-5).request.deadline_ms == 1
 

@@ -31,6 +31,19 @@ def test_variables_are_settings(page: Path) -> None:
     assert named <= known
 
 
+@pytest.mark.parametrize("service", SERVICES)
+def test_a_readme_lists_every_setting_of_its_service(service: str) -> None:
+    kind = settings_of(service)
+    text = (ROOT / "services" / service / "README.md").read_text()
+    (table,) = re.findall(r"^\| setting \|.*\n\|[-|]+\|\n((?:\|.*\n)+)", text, re.MULTILINE)
+    listed = [name for row in table.splitlines() for name in re.findall(r"`(\w+)`", row.split("|")[1])]
+    own = kind.__annotations__.keys() & kind.model_fields.keys()
+    assert own, "the settings' own class declares some"
+    assert own - set(listed) == set(), "missing"
+    assert set(listed) <= kind.model_fields.keys()
+    assert len(listed) == len(set(listed)), "listed twice"
+
+
 def test_tuned_settings_exist() -> None:
     seen = set()
     for section in (ROOT / "docs" / "tune.md").read_text().split("\n## ")[1:]:

@@ -40,6 +40,7 @@ from libs.tunnel.grpc_carrier import Carrier, serve_tunnel, with_attach
 from tests.router.fake_catalog import FINGERPRINT
 
 LIMIT_S = 10.0
+TIMINGS = Timings(prefill_ms=2.0, first_token_ms=1.0, ttft_ms=3.0)
 ROOMY = Load(pages=Pages(total=1_000, free=1_000))
 
 
@@ -80,12 +81,12 @@ class Job:
         at = self.index + self.drawn
         self.drawn += count
         tokens = tuple(token(at + i) for i in range(count))
-        self.send(Delta(self.offer.assignment, self.worker.epoch, at, tokens, usage=self.usage))
+        timings = TIMINGS if self.drawn == count else Timings()
+        self.send(Delta(self.offer.assignment, self.worker.epoch, at, tokens, usage=self.usage, timings=timings))
 
     def result(self, status: ResultStatus = ResultStatus.COMPLETED, error: str = "") -> None:
         finish = FinishReason.LENGTH if status is ResultStatus.COMPLETED else FinishReason.UNSPECIFIED
-        timings = Timings(prefill_ms=2.0, first_token_ms=1.0, ttft_ms=3.0)
-        self.send(Result(self.offer.assignment, self.worker.epoch, status, finish, error, self.usage, timings))
+        self.send(Result(self.offer.assignment, self.worker.epoch, status, finish, error, self.usage, TIMINGS))
         self.route.close(CloseReason.DONE)
 
     def finish(self) -> None:

@@ -30,7 +30,7 @@ from libs.tunnel import ChannelLimits, Handlers, Registry, Route, RouteClosedErr
 from libs.tunnel.grpc_carrier import dial
 from services.router.server import Router, assemble
 from services.router.settings import RouterSettings
-from tests.router.fake_catalog import FakeCatalog, fake_catalog
+from tests.router.fake_catalog import FINGERPRINT, FakeCatalog, fake_catalog
 from tests.router.fake_worker import LIMIT_S, Script, ScriptedWorker, scripted_worker, token
 
 _IDS = count(1)
@@ -76,6 +76,7 @@ class Stream:
         assert delivery.request_id == self.request_id
         if isinstance(delivery, TokensDelivery):
             assert delivery.index == self.at + len(self.tokens), "a gap or a repetition"
+            assert delivery.fingerprint == FINGERPRINT
             self.tokens += delivery.tokens
         return delivery
 
@@ -115,9 +116,11 @@ class Ingress:
         self.codec = AttachCodec()
         self.run: asyncio.Task[Any] | None = None
 
-    async def submit(self, wanted: GenerationRequest | None = None, delivered: int = 0) -> Stream:
+    async def submit(
+        self, wanted: GenerationRequest | None = None, delivered: int = 0, fingerprint: str = ""
+    ) -> Stream:
         wanted = wanted or request()
-        route = await self.tunnel.open(self.codec.encode(Submission(wanted, delivered)))
+        route = await self.tunnel.open(self.codec.encode(Submission(wanted, delivered, fingerprint)))
         return Stream(wanted.request_id, route, self.codec, at=delivered)
 
 

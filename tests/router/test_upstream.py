@@ -12,11 +12,13 @@ from libs.controller.protocol import (
     CancelledDelivery,
     CancelRequest,
     ErrorDelivery,
+    Served,
     StatusCode,
     UnknownMessage,
 )
 from libs.tunnel import Closed, CloseReason, RouteClosedError
-from tests.router.fake_worker import LIMIT_S, Job
+from tests.router.fake_catalog import FINGERPRINT
+from tests.router.fake_worker import LIMIT_S, TIMINGS, Job
 from tests.router.rig import Stream, eventually, ingress_to, request, running, slow_ingress, status
 
 
@@ -39,6 +41,9 @@ async def test_a_cancel_reaches_the_worker_and_is_answered_once() -> None:
         end = await stream.end()
         assert isinstance(end, CancelledDelivery)
         assert (end.usage.prompt_tokens, end.usage.generated_tokens) == (8, 2)
+        served = end.served
+        assert (served.worker, served.workers, served.epoch, served.attempts) == ("w0", ("w0",), 1, 1)
+        assert served.timings == TIMINGS
         await asyncio.wait_for(job.cancelled.wait(), LIMIT_S)
         job.result()
         await rig.at_rest()
@@ -101,6 +106,19 @@ async def test_a_resubmission_goes_on_from_what_was_delivered() -> None:
         await stream.completed(3)
         assert rig.worker.jobs[0].offer.request.output_start == 8
         assert rig.metric("resumes_total") == 0
+
+
+async def test_a_resubmission_goes_on_with_its_variant_alone() -> None:
+    async with running(Job.run) as rig:
+        asked = request(8, 3, tokens=(*range(1, 9), 100, 101), output_start=8)
+        other = await rig.ingress.submit(asked, delivered=2, fingerprint="cd" * 32)
+        await eventually(lambda: rig.router.shell.machine.waiting == 1, "waiting for a variant that is not here")
+        again = request(8, 3, tokens=asked.tokens, output_start=8)
+        await (await rig.ingress.submit(again, delivered=2, fingerprint=FINGERPRINT)).completed(3)
+        assert [job.offer.assignment.request_id for job in rig.worker.jobs] == [again.request_id]
+        other.cancel()
+        end = await other.end()
+        assert isinstance(end, CancelledDelivery) and end.served == Served()
 
 
 async def test_the_same_id_over_another_tunnel_takes_over() -> None:

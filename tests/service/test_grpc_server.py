@@ -289,15 +289,16 @@ async def test_an_error_after_the_caller_has_gone_is_nobodys_error(caplog: pytes
 
 @pytest.fixture(scope="module")
 def pki(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A CA, a certificate for localhost it signed, and one by a stranger."""
+    """A CA, certificates for localhost and router.test it signed, and one by a stranger."""
     folder = tmp_path_factory.mktemp("pki")
     new = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2"]
     for name in ("ca", "stranger"):
         files = ["-keyout", f"{name}.key", "-out", f"{name}.pem", "-subj", f"/CN={name}"]
         subprocess.run([*new, *files], cwd=folder, check=True, capture_output=True, timeout=20)
-    files = ["-keyout", "node.key", "-out", "node.pem", "-subj", "/CN=localhost", "-CA", "ca.pem", "-CAkey", "ca.key"]
-    names = ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
-    subprocess.run([*new, *files, *names], cwd=folder, check=True, capture_output=True, timeout=20)
+    for name, alternatives in (("node", "DNS:localhost,IP:127.0.0.1"), ("named", "DNS:router.test")):
+        files = ["-keyout", f"{name}.key", "-out", f"{name}.pem", "-subj", "/CN=node", "-CA", "ca.pem"]
+        names = ["-CAkey", "ca.key", "-addext", f"subjectAltName={alternatives}"]
+        subprocess.run([*new, *files, *names], cwd=folder, check=True, capture_output=True, timeout=20)
     return folder
 
 
@@ -309,6 +310,18 @@ async def test_mutual_tls(pki: Path) -> None:
             assert await call(channel, "Unary", b"fine") == [b"fine"]
         for stranger in (theirs, Transport()):
             async with open_channel(server.target, stranger) as channel:
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                    await channel.unary_unary("/test.Faulty/Unary")(b"fine", timeout=2)
+                assert caught.value.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+
+
+async def test_a_certificate_may_be_for_the_name_an_address_was_found_under(pki: Path) -> None:
+    named = Transport(cert_file=pki / "named.pem", key_file=pki / "named.key", ca_file=pki / "ca.pem")
+    async with served(named) as server:
+        async with open_channel(server.target, named, server_name="router.test") as channel:
+            assert await call(channel, "Unary", b"fine") == [b"fine"]
+        for wrong in ("", "other.test"):
+            async with open_channel(server.target, named, server_name=wrong) as channel:
                 with pytest.raises(grpc.aio.AioRpcError) as caught:
                     await channel.unary_unary("/test.Faulty/Unary")(b"fine", timeout=2)
                 assert caught.value.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)

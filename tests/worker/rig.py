@@ -25,6 +25,7 @@ from libs.controller.protocol import (
     Sampling,
     SnapshotRequest,
     Tier,
+    TraceContext,
 )
 from libs.controller.wire import TunnelCodec
 from libs.service.channel import open_channel
@@ -231,11 +232,12 @@ class Router:
         queue_ms: float = 1e6,
         output_start: int | None = None,
         stops: tuple[int, ...] = (),
+        traceparent: str = "",
     ) -> Exchange:
         print_name = fingerprint or self.running.model.fingerprint
         request = GenerationRequest(
             name, "echo", tokens, len(tokens) if output_start is None else output_start, max_new, tenant_salt=SALT,
-            deadline_ms=deadline_ms, sampling=Sampling(seed=1), stop_token_ids=stops,
+            deadline_ms=deadline_ms, sampling=Sampling(seed=1), stop_token_ids=stops, trace=TraceContext(traceparent),
         )  # fmt: skip
         candidate = Candidate("w", epoch, print_name, tier, cached_tokens=cached, queue_ms=queue_ms)
         offer = Offer(AssignmentId(name, attempt), epoch, request, print_name, candidate, chain)

@@ -9,6 +9,7 @@ import pytest
 from libs.controller.protocol import AssignmentId, ResultStatus, Tier
 from libs.controller.worker_table import Phase
 from services.worker.pages.admission import Wanted
+from services.worker.pages.eviction import EvictionReason
 from services.worker.pages.pool import PagePool
 from services.worker.pages.route import Continuation
 from services.worker.pages.sizing import GroupSpec, PageSizes
@@ -143,3 +144,27 @@ def test_what_is_not_durable_stays_until_it_is_given_up() -> None:
     pool.settled(ranges[1], durable=False)
     assert pool.pages()["w0"].evictable == 25
     assert pool.reserve(AssignmentId("other", 1), other, 4.0).resident == 0
+
+
+def test_pages_behind_the_window_are_free_for_others_before_a_long_generation_ends() -> None:
+    """Once the spares suffice for all that is left, what falls behind the window is not kept until the end."""
+    pool = PagePool([GroupSpec("full", 0, 400), GroupSpec("w32", 32, 100)], PageSizes(16, 256, 64))
+    tokens = DOCUMENT[:100]
+    pool.reserve(key(1), Wanted(Continuation("ff", "11" * 32, ""), tokens, 4_000), 1.0)
+    pages = pool.job_pages(key(1))
+    pages.begin()
+    end = known = len(tokens)
+    seen = []
+    while end < 4_099:
+        end = min(end + 64, 4_099)
+        pages.prepare(end)
+        pages.computed(end)
+        for what in pool.progress(key(1), (7,) * (end + 1 - known)):
+            pool.settled(what, durable=True)
+        known = end + 1
+        pool.check_integrity()
+        seen.append(pool.pages()["w32"].free)
+    assert max(seen[:-16]) == seen[0], "spares are kept while there is more to come than spares"
+    assert seen[-1] > seen[0] + 10, "most of the spares are free before the release"
+    assert pool.evictions.pages[EvictionReason.WINDOW] > 0
+    pool.release(key(1), 2.0)

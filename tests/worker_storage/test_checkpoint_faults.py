@@ -9,6 +9,7 @@ from collections import Counter
 import pytest
 
 from libs.contracts.segue.v1 import catalog_pb2 as pb
+from services.catalog.etcd.transaction import Delete
 from services.worker.checkpoint.settings import CheckpointSettings
 from services.worker.storage import StorageError
 from tests.catalog.rig import until
@@ -218,6 +219,27 @@ async def test_replica_facts_follow_the_directory(catalog, model, bucket, tmp_pa
     async with worker(model, tmp_path, bucket, catalog.target) as one:
         async with asyncio.timeout(10):
             while [len(found.replicas) for found in await one.lookup(tokens)] != [2, 0]:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+
+
+async def test_claims_about_what_is_no_fact_are_dropped(catalog, model, bucket, tmp_path):
+    ranges = model.ranges(draw_tokens(512, seed=21))
+    async with worker(model, tmp_path, bucket, catalog.target) as one:
+        one.pool.hold(ranges)
+        assert await one.checkpoint(ranges) == 0
+    # A file is left of the second range whose fact is gone.
+    await catalog.etcd.transact(success=[Delete(catalog.keys.chunk(model.fingerprint, ranges[1].hash))])
+    async with worker(model, tmp_path, bucket, catalog.target) as one:
+        counts = one.storage.counts.replicas
+        await until(lambda: counts.sent + counts.unknown == 4)
+        assert (counts.sent, counts.unknown, counts.forgotten, counts.waiting) == (2, 2, 0, 0)
+        # Published again, its replica is recorded.
+        await register(catalog, model, node=one.storage.local.node)
+        again = model.ranges(draw_tokens(512, seed=21))
+        one.pool.hold(again)
+        assert await one.checkpoint(again) == 0
+        async with asyncio.timeout(10):
+            while [len(found.replicas) for found in await one.lookup(draw_tokens(512, seed=21))] != [2, 2]:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
 
 

@@ -93,9 +93,9 @@ async def test_nothing_known_is_uploaded_twice(catalog, model, bucket, tmp_path)
             other.pool.hold(again)
             assert await other.checkpoint(again) == 0
             assert [other.pool.outcome(what) for what in again] == [[True]] * len(again)
-            known = other.storage.counts.checkpoint.known
-            assert known >= len(again) - 1  # all but the chain's first, which it may not be able to ask about
-            assert other.storage.counts.store.puts <= 2 * (len(again) - known)
+            counts = other.storage.counts
+            assert counts.checkpoint.known == len(again)
+            assert counts.store.puts == counts.checkpoint.unasked == 0
             # A copy of its own computation is kept all the same, for the next restore here.
             await until(lambda: len(list((tmp_path / "b" / "v1").rglob("*.safetensors"))) == 2 * len(again))
             nodes = await other.lookup(tokens)
@@ -103,6 +103,23 @@ async def test_nothing_known_is_uploaded_twice(catalog, model, bucket, tmp_path)
             outcome, landed = await other.restore(plan)
             assert outcome.end is RestoreEnd.DONE and {node.tier for node in landed} == {Tier.SSD}
             assert exact(other.pages, other.pool, other.pages, plan)
+
+
+@pytest.mark.parametrize("count", [256, 48])
+async def test_the_first_range_of_a_chain_alone_is_asked_about(catalog, model, bucket, tmp_path, count):
+    """As a conversation begins: a chunk, or a tail, directly under the tenant's root."""
+    tokens = draw_tokens(count, seed=31)
+    async with (
+        worker(model, tmp_path / "a", bucket, catalog.target, seed=1) as one,
+        worker(model, tmp_path / "b", bucket, catalog.target, seed=2) as other,
+    ):
+        for bench, puts in ((one, 2), (other, 0)):
+            ranges = model.ranges(tokens)
+            bench.pool.hold(ranges)
+            assert await bench.checkpoint(ranges) == 0
+            assert bench.storage.counts.store.puts == puts
+            assert bench.storage.counts.checkpoint.unasked == 0
+        assert other.storage.counts.checkpoint.known == 1
 
 
 async def test_two_routes_that_share_a_chunk_send_it_once(catalog, model, bucket, tmp_path):

@@ -118,15 +118,17 @@ class Lookups:
 
 
 def _known_node(fingerprint: str, salt: str, after: str, tokens: Sequence[int], start: int) -> str:
+    """The node the tokens hang under. What `after` names is taken on trust: under a wrong one nothing is found."""
     check_hex(fingerprint, "fingerprint")
-    check_hex(salt, "tenant_salt")
     if len(tokens) > MAX_TOKENS:
         raise InvalidRequestError("tokens", f"{len(tokens)} ids", f"expected at most {MAX_TOKENS}")
     if start % CHUNK_TOKENS:
         raise InvalidRequestError("start", start, f"expected a multiple of {CHUNK_TOKENS}")
-    top = root(fingerprint, salt)
-    if (start == 0) != (after in ("", top)):
+    if start and not after:
+        raise InvalidRequestError("after", after, "expected the last known full chunk, which ends at `start`")
+    top = root(fingerprint, check_hex(salt, "tenant_salt")) if salt or not after else ""
+    if top and after and (start == 0) != (after == top):
         raise InvalidRequestError(
-            "after", after, "expected the last known full chunk with its end as `start`, or the root with 0"
+            "after", after, "expected the last known full chunk with its end as `start`, or with 0 the salt's root"
         )
     return check_hex(after, "after") if after else top

@@ -74,21 +74,22 @@ class Replicas:
     def __init__(self, etcd: EtcdClient, keys: Keys) -> None:
         self._etcd, self._keys = etcd, keys
 
-    async def set(self, updates: Sequence[pb.ReplicaUpdate]) -> tuple[int, int]:
-        """(revision, updates left out because their chunk is unknown). Raises InvalidRequestError, ContendedError."""
+    async def set(self, updates: Sequence[pb.ReplicaUpdate]) -> tuple[int, list[str]]:
+        """(revision, the unknown chunks, whose updates were left out). Raises InvalidRequestError, ContendedError."""
         if len(updates) > MAX_UPDATES:
             raise InvalidRequestError("updates", len(updates), f"expected at most {MAX_UPDATES}")
         by_target: dict[_Target, list[pb.Replica]] = {}
         for update in updates:
             by_target.setdefault(_checked(update), []).append(update.replica)
         if not by_target:
-            return (await self._etcd.read([])).revision, 0
+            return (await self._etcd.read([])).revision, []
         targets = list(by_target)
         blocks = [targets[i : i + _KEYS_PER_TRANSACTION] for i in range(0, len(targets), _KEYS_PER_TRANSACTION)]
         results = await gather(self._set_block({t: by_target[t] for t in block}) for block in blocks)
-        return max(revision for revision, _ in results), sum(skipped for _, skipped in results)
+        unknown = dict.fromkeys(hash for _, skipped in results for hash in skipped)
+        return max(revision for revision, _ in results), list(unknown)
 
-    async def _set_block(self, block: Mapping[_Target, list[pb.Replica]]) -> tuple[int, int]:
+    async def _set_block(self, block: Mapping[_Target, list[pb.Replica]]) -> tuple[int, list[str]]:
         keys = self._keys
         reads = [
             read
@@ -98,13 +99,13 @@ class Replicas:
         async for _ in attempts(f"{len(block)} replica updates"):
             compare: list[Exists | Unchanged] = []
             writes: list[Operation] = []
-            skipped = 0
+            skipped: list[str] = []
             found = iter((current := await self._etcd.read(reads)).found)
             for target, updates in block.items():
                 chunk, replica = next(found), next(found)
                 removes = all(update.state == pb.REPLICA_STATE_REMOVED for update in updates)
                 if not chunk and not removes:
-                    skipped += len(updates)
+                    skipped.append(target.hash)
                     continue
                 key = keys.replica(target.fingerprint, target.hash, target.node)
                 before = replica[0].value if replica else None

@@ -20,17 +20,15 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TypeVar
 
-from opentelemetry.context import Context
-
 from libs.chunks.errors import TierError
 from libs.continuation.keys import ObjectKey
 from libs.continuation.layout import Layout
-from libs.service import telemetry
 from services.worker.checkpoint.capture import Busy, Captured, Capturer
 from services.worker.checkpoint.facts import CatalogAwayError, CatalogFacts, RefusedError
 from services.worker.checkpoint.ledger import End, Entry, Ledger, Settlement, Stage
 from services.worker.checkpoint.mover import Moved, Mover
 from services.worker.checkpoint.settings import CheckpointMetrics, CheckpointSettings
+from services.worker.checkpoint.spans import Spans
 from services.worker.handlers import CheckpointCounts, CheckpointRange, PageLeases
 from services.worker.threads import low_priority
 
@@ -70,6 +68,7 @@ class ChunkCheckpointer:
         self._ledger = Ledger(settings.pending_ranges)
         self._captures = ThreadPoolExecutor(1, thread_name_prefix="capture", initializer=low_priority)
         self._uploads = ThreadPoolExecutor(settings.uploads, thread_name_prefix="upload", initializer=low_priority)
+        self._spans = Spans()
         self._staged = 0
         self._moved: dict[str, Moved] = {}
         self._copies: deque[CheckpointRange] = deque(maxlen=_COPIES_LIMIT)
@@ -88,6 +87,7 @@ class ChunkCheckpointer:
     def offer(self, what: CheckpointRange) -> None:
         """See `Checkpointer.offer`."""
         self.metrics.offered += 1
+        self._spans.offered(what)
         if self._closed:
             self._apply([Settlement(what, End.CLOSED)])
         else:
@@ -128,6 +128,7 @@ class ChunkCheckpointer:
         for settlement in settlements:
             end = settlement.end
             self._moved.pop(settlement.what.hash, None)
+            self._spans.settled(settlement)
             if end.durable:
                 metrics.durable += 1
                 metrics.known += end is End.KNOWN
@@ -255,8 +256,7 @@ class ChunkCheckpointer:
 
     async def _move(self, entry: Entry, captured: Captured) -> None:
         loop, pause = asyncio.get_running_loop(), _Pause()
-        about = {"segue.tokens": entry.what.end - entry.what.start, "segue.bytes": captured.bytes}
-        span = telemetry.begin("checkpoint", about, parent=Context())
+        self._spans.captured(entry.what, captured.bytes)
         try:
             local = await _finished(loop.run_in_executor(self._uploads, self._mover.keep, captured))
             if self._node:
@@ -274,7 +274,6 @@ class ChunkCheckpointer:
                     self._moved[entry.what.hash] = Moved(small, receipts, local)
                 return
         finally:
-            telemetry.finish(span)
             self._staged -= captured.bytes
             self._wake()
 

@@ -3,8 +3,7 @@
 Two kinds of failure. `CatalogAwayError`: no answer, or one that may change by itself; try again later. `RefusedError`:
 the catalog has decided; trying again is of no use.
 
-A worker does not know the tenant's salt at this point, and needs it only to name the root: a look-up after a known node
-does not depend on it.
+The tenant's salt is not known here and not needed: ranges are asked about under their parent, the first under its root.
 """
 
 from __future__ import annotations
@@ -31,7 +30,6 @@ _DECIDED = frozenset(
     }
 )
 _NOT_YET = frozenset({"UNKNOWN_MODEL"})
-_ANY_SALT = "00" * 32
 # The catalog takes 1,000; building so many would hold up the event loop.
 REPLICA_BATCH = 100
 
@@ -64,21 +62,8 @@ class CatalogFacts:
 
         Raises CatalogAwayError, RefusedError.
         """
-        try:
-            return await self._standing(run)
-        except RefusedError:
-            # A catalog that wants the salt to name a root can still be asked behind the first chunk. Chains are
-            # prefix-closed: where the second chunk stands, the first does, and was computed with it.
-            if run[0].start or len(run) == 1:
-                raise
-        found = await self._standing(run[1:])
-        return found | {run[0].hash: found[run[1].hash]} if run[1].hash in found else found
-
-    async def _standing(self, run: Sequence[CheckpointRange]) -> dict[str, frozenset[str]]:
         first = run[0]
-        request = pb.LookupRequest(
-            fingerprint=first.fingerprint, tenant_salt=_ANY_SALT, after=first.parent, start=first.start
-        )
+        request = pb.LookupRequest(fingerprint=first.fingerprint, after=first.parent, start=first.start)
         for what in run:
             request.tokens.extend(what.tokens)
         reply = cast("pb.LookupResponse", await self._call(self._stub.Lookup, request))
@@ -117,9 +102,14 @@ class CatalogFacts:
             )
         await self._call(self._stub.Publish, request)
 
-    async def set_replicas(self, updates: Sequence[pb.ReplicaUpdate]) -> None:
-        """At most REPLICA_BATCH. Raises CatalogAwayError, RefusedError."""
-        await self._call(self._stub.SetReplica, pb.SetReplicaRequest(updates=updates))
+    async def set_replicas(self, updates: Sequence[pb.ReplicaUpdate]) -> frozenset[str]:
+        """At most REPLICA_BATCH. Returns the hashes of chunks that are no facts, whose updates were left out.
+
+        Raises CatalogAwayError, RefusedError.
+        """
+        request = pb.SetReplicaRequest(updates=updates)
+        reply = cast("pb.SetReplicaResponse", await self._call(self._stub.SetReplica, request))
+        return frozenset(reply.unknown)
 
     async def _call(self, method: Callable[..., Awaitable[object]], request: object) -> object:
         try:

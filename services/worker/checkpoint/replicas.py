@@ -3,6 +3,10 @@
 Facts may lag behind the directory, never the other way round for long: a file that is gone is reported as soon as the
 catalog can be reached, and a restore looks into the directory itself anyway. While the catalog is away the last word
 about each object is kept, up to a bound, beyond which the oldest are forgotten, counted.
+
+A claim about a chunk that is no fact (its worker stopped between file and fact, or it was collected) is dropped,
+counted: repeating it is of no use. Should that chunk become a fact here, its publication records the replica; if
+another worker was faster, the copy that is kept then is announced.
 """
 
 from __future__ import annotations
@@ -31,6 +35,7 @@ class ReplicaCounts:
 
     sent: int = field(default=0, metadata={"help": "Replica facts recorded in the catalog"})
     waiting: int = field(default=0, metadata={"help": "Replica facts not yet sent", "kind": "gauge"})
+    unknown: int = field(default=0, metadata={"help": "Replica facts dropped: of chunks the catalog does not know"})
     forgotten: int = field(default=0, metadata={"help": "Replica facts given up: too many waiting, or refused"})
 
 
@@ -99,7 +104,7 @@ class ReplicaReporter:
                 for (fingerprint, hash, group), (content, state) in batch.items()
             ]
             try:
-                await self._facts.set_replicas(updates)
+                unknown = await self._facts.set_replicas(updates)
             except RefusedError:
                 self.counts.forgotten += len(updates)
             except (CatalogAwayError, asyncio.CancelledError) as error:
@@ -108,7 +113,9 @@ class ReplicaReporter:
                     raise
                 return False
             else:
-                self.counts.sent += len(updates)
+                dropped = sum(update.hash in unknown for update in updates)
+                self.counts.unknown += dropped
+                self.counts.sent += len(updates) - dropped
         return True
 
     def _take(self) -> dict[_Place, tuple[str, pb.ReplicaState]]:

@@ -75,7 +75,9 @@ class EchoRuntime:
         self._task = asyncio.get_running_loop().create_task(self._run(), name="echo runtime")
 
     def submit(self, job: Job) -> None:
-        """Queues the job. Raises RuntimeError once closed."""
+        """Queues the job. Raises RuntimeError once closed, ValueError for a grammar."""
+        if grammar := job.request.sampling.grammar:
+            raise ValueError(f"grammar {grammar!r} is not known to an echo worker: it follows none; leave it empty")
         if self._closing:
             raise RuntimeError("the echo runtime is closed: the worker is shutting down")
         self._waiting.append(job)

@@ -17,6 +17,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
@@ -291,7 +292,7 @@ class Interpreter(AbstractAsyncContextManager["Interpreter"]):
 
     def _release(self, assignment: AssignmentId) -> None:
         self._restoring.forget(assignment)
-        self._offer_ranges(self.pool.release(assignment, self._clock()))
+        self._offer_ranges(assignment, self.pool.release(assignment, self._clock()))
         self._spans.forget(assignment)
         # A lost tunnel ends an assignment without a result.
         if outlet := self._outlets.pop(assignment, None):
@@ -299,9 +300,10 @@ class Interpreter(AbstractAsyncContextManager["Interpreter"]):
         self._unpark()
         self.on_change()
 
-    def _offer_ranges(self, ranges: Sequence[CheckpointRange]) -> None:
+    def _offer_ranges(self, assignment: AssignmentId, ranges: Sequence[CheckpointRange]) -> None:
+        traceparent = self._spans.traceparent(assignment)
         for found in ranges:
-            self.checkpointer.offer(found)
+            self.checkpointer.offer(replace(found, traceparent=traceparent) if traceparent else found)
 
     # --- the device loop's news ---
 
@@ -319,13 +321,13 @@ class Interpreter(AbstractAsyncContextManager["Interpreter"]):
                     self._spans.lane(assignment)
                     self._feed(LaneGranted(assignment))
                 case JobAdvanced():
-                    self._offer_ranges(self.pool.progress(assignment))
+                    self._offer_ranges(assignment, self.pool.progress(assignment))
                 case JobPrefilled():
-                    self._offer_ranges(self.pool.progress(assignment))
+                    self._offer_ranges(assignment, self.pool.progress(assignment))
                     self._spans.prefilled(assignment)
                     self._feed(PrefillDone(assignment, event.computed))
                 case JobTokens():
-                    self._offer_ranges(self.pool.progress(assignment, event.tokens))
+                    self._offer_ranges(assignment, self.pool.progress(assignment, event.tokens))
                     self._feed(TokensDrawn(assignment, event.tokens, event.logprobs))
                 case JobEnded():
                     self._ended(event)

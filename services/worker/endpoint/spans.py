@@ -19,9 +19,11 @@ from libs.service import telemetry
 
 @dataclass(slots=True)
 class _Phases:
+    traceparent: str
     parent: Context
     since_ns: int
     phase: str = "worker.queue"
+    """Empty once the result is out."""
 
 
 class Spans:
@@ -44,7 +46,7 @@ class Spans:
         }
         with telemetry.span("worker.reserve", attributes, parent=parent):
             yield
-        self._open[offer.assignment] = _Phases(parent, time.time_ns())
+        self._open[offer.assignment] = _Phases(trace.traceparent, parent, time.time_ns())
 
     def lane(self, assignment: AssignmentId) -> None:
         """The job has a lane."""
@@ -53,6 +55,11 @@ class Spans:
     def prefilled(self, assignment: AssignmentId) -> None:
         """The input is computed."""
         self._next(assignment, "worker.decode")
+
+    def traceparent(self, assignment: AssignmentId) -> str:
+        """For work that comes of the assignment and outlives it, until `forget`; empty = not traced."""
+        phases = self._open.get(assignment)
+        return "" if phases is None else phases.traceparent
 
     def ended(self, result: Result) -> None:
         """The result is out."""
@@ -68,15 +75,14 @@ class Spans:
                 "segue.status": result.status.name,
             },
         )
-        self.forget(result.assignment)
 
     def forget(self, assignment: AssignmentId) -> None:
-        """Nothing more comes. Idempotent."""
+        """Its pages are released: nothing more comes. Idempotent."""
         self._open.pop(assignment, None)
 
     def _next(self, assignment: AssignmentId, phase: str, attributes: telemetry.Attributes | None = None) -> None:
         phases = self._open.get(assignment)
-        if phases is None:
+        if phases is None or not phases.phase:
             return
         now = time.time_ns()
         telemetry.record(phases.phase, phases.since_ns, now, attributes, parent=phases.parent)

@@ -208,6 +208,23 @@ class Books:
             table.append(page)
         return True
 
+    def give_back(self, reservation: Reservation, g: int) -> int:
+        """Frees what an assignment holds of a windowed group and will not need again; returns pages lost.
+
+        Pages behind the window are worth more as spares while there is more to map than spares, and after that to
+        whoever else wants them: they need not wait for the assignment's end.
+        """
+        route, spare = reservation.route, reservation.spare[g]
+        ahead = max(0, self.sizes.pages(reservation.budget_end) - len(route.tables[g]))
+        behind = max(0, self.rest_index(route, g, pressed=False) - route.low[g])
+        surplus = len(spare) + behind - ahead
+        if surplus <= 0:
+            return 0
+        lost = self.trim(route, g, route.low[g] + min(behind, surplus), reservation) or 0
+        while len(spare) > ahead:
+            self.frames[g].give_back(spare.pop())
+        return lost
+
     def trim(self, route: Route, g: int, below: int, heir: Reservation | None) -> int | None:
         """Unmaps logical pages below `below`; returns pages lost, None where there was nothing to unmap."""
         low = route.low[g]

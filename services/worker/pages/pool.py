@@ -194,6 +194,8 @@ class PagePool:
                 for g, group in enumerate(self.groups)
                 if group.window and self._books.map_window(held, g, end)
             )
+            lost = sum(self._books.give_back(held, g) for g, group in enumerate(self.groups) if group.window)
+            self.evictions.record(held.route, EvictionReason.WINDOW, lost, held.route.last_used)
             if held.route.low != lows:
                 self._books.index.update(held.route)
             return changed

@@ -327,7 +327,9 @@ class SetReplicaRequest(_message.Message):
     def __init__(self, updates: _Optional[_Iterable[_Union[ReplicaUpdate, _Mapping]]] = ...) -> None: ...
 
 class SetReplicaResponse(_message.Message):
-    __slots__ = ("revision",)
+    __slots__ = ("revision", "unknown")
     REVISION_FIELD_NUMBER: _ClassVar[int]
+    UNKNOWN_FIELD_NUMBER: _ClassVar[int]
     revision: int
-    def __init__(self, revision: _Optional[int] = ...) -> None: ...
+    unknown: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, revision: _Optional[int] = ..., unknown: _Optional[_Iterable[str]] = ...) -> None: ...

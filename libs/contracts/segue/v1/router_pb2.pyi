@@ -21,12 +21,14 @@ class AttachMessage(_message.Message):
     def __init__(self, submit: _Optional[_Union[GenerateRequest, _Mapping]] = ..., cancel: _Optional[_Union[CancelRequest, _Mapping]] = ..., delivery: _Optional[_Union[Delivery, _Mapping]] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("request", "delivered")
+    __slots__ = ("request", "delivered", "fingerprint")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     DELIVERED_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     request: _common_pb2.GenerationRequest
     delivered: int
-    def __init__(self, request: _Optional[_Union[_common_pb2.GenerationRequest, _Mapping]] = ..., delivered: _Optional[int] = ...) -> None: ...
+    fingerprint: str
+    def __init__(self, request: _Optional[_Union[_common_pb2.GenerationRequest, _Mapping]] = ..., delivered: _Optional[int] = ..., fingerprint: _Optional[str] = ...) -> None: ...
 
 class CancelRequest(_message.Message):
     __slots__ = ("request_id",)
@@ -53,16 +55,18 @@ class Delivery(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., tokens: _Optional[_Union[TokensDelivery, _Mapping]] = ..., completed: _Optional[_Union[CompletedDelivery, _Mapping]] = ..., error: _Optional[_Union[ErrorDelivery, _Mapping]] = ..., cancelled: _Optional[_Union[CancelledDelivery, _Mapping]] = ...) -> None: ...
 
 class TokensDelivery(_message.Message):
-    __slots__ = ("index", "tokens", "logprobs", "usage")
+    __slots__ = ("index", "tokens", "logprobs", "usage", "fingerprint")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     USAGE_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     index: int
     tokens: _containers.RepeatedScalarFieldContainer[int]
     logprobs: _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenLogprobs]
     usage: _common_pb2.Usage
-    def __init__(self, index: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprobs, _Mapping]]] = ..., usage: _Optional[_Union[_common_pb2.Usage, _Mapping]] = ...) -> None: ...
+    fingerprint: str
+    def __init__(self, index: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprobs, _Mapping]]] = ..., usage: _Optional[_Union[_common_pb2.Usage, _Mapping]] = ..., fingerprint: _Optional[str] = ...) -> None: ...
 
 class Served(_message.Message):
     __slots__ = ("worker", "workers", "epoch", "attempts", "tier", "timings", "predicted_ttft_ms")
@@ -93,22 +97,26 @@ class CompletedDelivery(_message.Message):
     def __init__(self, finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., usage: _Optional[_Union[_common_pb2.Usage, _Mapping]] = ..., served: _Optional[_Union[Served, _Mapping]] = ...) -> None: ...
 
 class ErrorDelivery(_message.Message):
-    __slots__ = ("code", "message", "retry_after_ms", "usage")
+    __slots__ = ("code", "message", "retry_after_ms", "usage", "served")
     CODE_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     RETRY_AFTER_MS_FIELD_NUMBER: _ClassVar[int]
     USAGE_FIELD_NUMBER: _ClassVar[int]
+    SERVED_FIELD_NUMBER: _ClassVar[int]
     code: int
     message: str
     retry_after_ms: int
     usage: _common_pb2.Usage
-    def __init__(self, code: _Optional[int] = ..., message: _Optional[str] = ..., retry_after_ms: _Optional[int] = ..., usage: _Optional[_Union[_common_pb2.Usage, _Mapping]] = ...) -> None: ...
+    served: Served
+    def __init__(self, code: _Optional[int] = ..., message: _Optional[str] = ..., retry_after_ms: _Optional[int] = ..., usage: _Optional[_Union[_common_pb2.Usage, _Mapping]] = ..., served: _Optional[_Union[Served, _Mapping]] = ...) -> None: ...
 
 class CancelledDelivery(_message.Message):
-    __slots__ = ("usage",)
+    __slots__ = ("usage", "served")
     USAGE_FIELD_NUMBER: _ClassVar[int]
+    SERVED_FIELD_NUMBER: _ClassVar[int]
     usage: _common_pb2.Usage
-    def __init__(self, usage: _Optional[_Union[_common_pb2.Usage, _Mapping]] = ...) -> None: ...
+    served: Served
+    def __init__(self, usage: _Optional[_Union[_common_pb2.Usage, _Mapping]] = ..., served: _Optional[_Union[Served, _Mapping]] = ...) -> None: ...
 
 class ExplainRequest(_message.Message):
     __slots__ = ("model", "tokens", "max_new_tokens", "tenant_salt")

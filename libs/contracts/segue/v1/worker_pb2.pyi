@@ -102,20 +102,22 @@ class Pages(_message.Message):
     def __init__(self, total: _Optional[int] = ..., free: _Optional[int] = ..., reserved: _Optional[int] = ..., loading: _Optional[int] = ..., resident: _Optional[int] = ..., evicting: _Optional[int] = ..., evictable: _Optional[int] = ...) -> None: ...
 
 class Delta(_message.Message):
-    __slots__ = ("assignment", "epoch", "index", "tokens", "logprobs", "usage")
+    __slots__ = ("assignment", "epoch", "index", "tokens", "logprobs", "usage", "timings")
     ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     USAGE_FIELD_NUMBER: _ClassVar[int]
+    TIMINGS_FIELD_NUMBER: _ClassVar[int]
     assignment: _common_pb2.AssignmentId
     epoch: int
     index: int
     tokens: _containers.RepeatedScalarFieldContainer[int]
     logprobs: _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenLogprobs]
     usage: _common_pb2.Usage
-    def __init__(self, assignment: _Optional[_Union[_common_pb2.AssignmentId, _Mapping]] = ..., epoch: _Optional[int] = ..., index: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprobs, _Mapping]]] = ..., usage: _Optional[_Union[_common_pb2.Usage, _Mapping]] = ...) -> None: ...
+    timings: _common_pb2.Timings
+    def __init__(self, assignment: _Optional[_Union[_common_pb2.AssignmentId, _Mapping]] = ..., epoch: _Optional[int] = ..., index: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprobs, _Mapping]]] = ..., usage: _Optional[_Union[_common_pb2.Usage, _Mapping]] = ..., timings: _Optional[_Union[_common_pb2.Timings, _Mapping]] = ...) -> None: ...
 
 class Result(_message.Message):
     __slots__ = ("assignment", "epoch", "status", "finish_reason", "error", "usage", "timings")

@@ -70,6 +70,10 @@ class WorkerServicer:
     def Attach(self, request_iterator, context):
         """A tunnel, dialed by a router. Payloads are TunnelMessages; one route per assignment, opened by its offer. A lost
         tunnel cancels its assignments at their next boundary.
+        The call's metadata key `segue-router` names the router process: a value of its own choice, never used by another
+        process. Tunnels with equal values are one router-worker pair: heartbeat sequences and election terms are counted per
+        value, so a restarted router begins anew. Without it each tunnel is a pair of its own, whose sequence starts beyond
+        all others'.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
