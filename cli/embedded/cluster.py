@@ -26,14 +26,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from cli.embedded.children import Child, ChildSpec, Sink, State, Supervisor
+import grpc.aio
+
+from cli.embedded.children import Child, ChildFailedError, ChildSpec, Sink, State, Supervisor
 from cli.embedded.etcd import EtcdServer
 from cli.embedded.models import default_cache, prepare, served_name
 from cli.embedded.ports import free_ports
 from cli.embedded.seaweed import SeaweedServer
+from libs.contracts.segue.v1 import router_pb2, router_pb2_grpc
 
 Progress = Callable[[str, float], None]
 _PROBE_TIMEOUT_S = 1.0
+_KNOWN_WITHIN_S = 60.0
 _WORKER_READY_S = 600.0
 """A large model takes its time to load and warm up."""
 
@@ -163,7 +167,24 @@ class Cluster:
             self._progress(f"{worker.name} is warm", 0.5 + 0.4 * done / len(self.workers))
         self._progress("waiting for the API", 0.95)
         await self._supervisor.first_ready(self.ingress)
+        await self._everybody_known()
         self._progress("ready", 1.0)
+
+    async def _everybody_known(self) -> None:
+        """Waits until the API lists every model and the router hears every worker: only then is it one cluster."""
+        try:
+            async with asyncio.timeout(_KNOWN_WITHIN_S), grpc.aio.insecure_channel(self.router_target) as channel:
+                router = router_pb2_grpc.RouterStub(channel)
+                while True:
+                    known = await router.ListWorkers(router_pb2.ListWorkersRequest(), timeout=_PROBE_TIMEOUT_S * 5)
+                    heard = {one.endpoint.worker for one in known.workers if one.listed and one.heartbeat.sequence}
+                    listed = await asyncio.to_thread(models_answered, self.base_url)
+                    if heard >= set(self.workers) and set(listed) >= set(self.folders):
+                        return
+                    await asyncio.sleep(0.1)
+        except TimeoutError:
+            reason = f"did not list {sorted(self.folders)} with all of {sorted(self.workers)} heard in time"
+            raise ChildFailedError("ingress", reason, list(self.ingress.tail)) from None
 
     async def _prepare(self, model: str) -> None:
         name = "echo" if self.spec.echo else served_name(model)

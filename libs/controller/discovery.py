@@ -112,6 +112,7 @@ class Registry:
         self._newest: dict[str, int] = {}  # highest epoch heard or dialled, also of workers now gone
         self._listed: set[str] = set()
         self._terms = 0
+        self._ticked_ms: float | None = None
 
     # --- what a shell may read ---
 
@@ -216,8 +217,17 @@ class Registry:
         return out
 
     def tick(self, now_ms: float) -> list[DiscoveryEffect]:
-        """Expires silent workers; call it at least once per heartbeat interval."""
+        """Expires silent workers; call it at least once per heartbeat interval.
+
+        Time in which this process itself stood still (stopped, swapped out, starved) is no silence of the workers:
+        their heartbeats lie unread. What a pause between two ticks exceeds that interval by counts for nobody.
+        """
         out: list[DiscoveryEffect] = []
+        paused_ms = 0.0 if self._ticked_ms is None else now_ms - self._ticked_ms - self.knobs.heartbeat_ms
+        self._ticked_ms = now_ms
+        if paused_ms > 0:
+            for record in self._workers.values():
+                record.heard_ms = min(now_ms, record.heard_ms + paused_ms)
         for name in sorted(self._workers):
             record = self._workers[name]
             if not record.silent and now_ms - record.heard_ms >= self.knobs.expiry_ms:

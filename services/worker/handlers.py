@@ -233,7 +233,6 @@ class RestorePlan:
     boundary: int
     """End of the last node."""
     nodes: tuple[NodeFill, ...]
-    traceparent: str = ""
 
 
 @dataclass(frozen=True, slots=True)

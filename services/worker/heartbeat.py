@@ -49,7 +49,7 @@ class Heartbeats:
         observer: Observer,
         *,
         interval_s: float = 1.0,
-        hurry_s: float = 0.1,
+        hurry_s: float = 0.03,
     ) -> None:
         self._interpreter, self._observer, self._codec = interpreter, observer, TunnelCodec()
         self._interval_s, self._hurry_s = interval_s, hurry_s

@@ -180,3 +180,20 @@ class RegistryMachine(RuleBasedStateMachine):
 
 TestRegistryMachine = RegistryMachine.TestCase
 TestRegistryMachine.settings = settings(max_examples=80, stateful_step_count=30, deadline=None)
+
+
+def test_a_pause_of_the_router_itself_is_no_silence_of_its_workers() -> None:
+    r = Registry()
+    r.opened(1, "w", 0)
+    r.heard(1, beat(1, snapshot=True), 1_000)
+    for now in (1_500, 2_000, 2_500):
+        assert r.tick(now) == []
+    # Stopped for a minute. The heartbeats of that time are read after the timer has fired.
+    assert r.tick(62_500) == []
+    assert kinds(r.heard(1, beat(2), 62_501)) == ["Observed"]
+    # A worker that is silent while the router runs is still found, and not much later.
+    last = 62_500
+    while not (found := r.tick(last)):
+        last += 500
+        assert last < 70_000
+    assert found == [Forgotten("w", 1), WorkerUnavailable("w", 1, Loss.SILENCE)] and last - 62_501 < 5_500

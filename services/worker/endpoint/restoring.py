@@ -118,7 +118,6 @@ class Restoring:
             owner(offer.request.tenant_salt),
             nodes[-1].chunk.end,
             fills,
-            offer.request.trace.traceparent,
         )
 
         def landed(node: LandedNode) -> None:

@@ -51,7 +51,8 @@ class ChunkRestorer:
         start = plan.nodes[0].node.chunk.start if plan.nodes else plan.boundary
         self._counts.active += 1
         self._idle.clear()
-        span = telemetry.begin("restore", {"segue.nodes": len(plan.nodes)}, parent=telemetry.extract(plan.traceparent))
+        # Below the caller's span: a restore that ends early is tried again for a shorter boundary.
+        span = telemetry.begin("worker.restore.attempt", {"segue.nodes": len(plan.nodes)})
         error: BaseException | None = None
         try:
             outcome = await self._run(plan, start, landed, stop)
