@@ -140,6 +140,7 @@ class Worker:
         self.heartbeats = Heartbeats(self.interpreter, self.observer, interval_s=settings.heartbeat_s)
         self.attach = AttachServer(self.interpreter, self.heartbeats)
         self.interpreter.on_change = self.heartbeats.hurry
+        self.interpreter.before_results = self.heartbeats.flush
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:

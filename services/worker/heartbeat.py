@@ -9,13 +9,17 @@ is not sent and takes no number: the next one covers its changes.
 A router says who it is in its Attach call's metadata. One that does not is one pair per tunnel, whose numbers begin
 behind all others', so that a second tunnel's are not taken for late ones of the first.
 
-What changes much (draining, an assignment's end) is told soon: at most every `hurry_s`.
+What changes much (draining, an assignment's end) is told soon: at most every `hurry_s`. What an ended
+assignment leaves resident is told before its result, on the same tunnel, so that a next turn sent at once finds it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import random
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from libs.controller.wire import TunnelCodec
@@ -50,9 +54,12 @@ class Heartbeats:
         *,
         interval_s: float = 1.0,
         hurry_s: float = 0.03,
+        flush_s: float = 0.02,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._interpreter, self._observer, self._codec = interpreter, observer, TunnelCodec()
-        self._interval_s, self._hurry_s = interval_s, hurry_s
+        self._interval_s, self._hurry_s, self._flush_s, self._clock = interval_s, hurry_s, flush_s, clock
+        self._flushed_s = -math.inf
         self._pairs: dict[str, _Pair] = {}
         self._by_tunnel: dict[int, str] = {}
         self._highest = 0
@@ -102,6 +109,14 @@ class Heartbeats:
     def hurry(self) -> None:
         """Something changed that routers should hear soon."""
         self._changed.set()
+
+    def flush(self) -> None:
+        """What has changed must be known before what is sent next; at most every `flush_s`, else soon."""
+        if self._clock() - self._flushed_s < self._flush_s:
+            return self.hurry()
+        self._flushed_s = self._clock()
+        self._changed.clear()
+        return self.beat()
 
     async def run(self) -> None:
         """Sends on every pair's elected tunnel, about once per interval and soon after a change."""

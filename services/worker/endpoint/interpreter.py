@@ -25,7 +25,7 @@ from libs.continuation.chain import root
 from libs.continuation.tenancy import owner
 from libs.controller.fences import Fence
 from libs.controller.knobs import WorkerKnobs
-from libs.controller.protocol import AssignmentId, Cancel, DeclineReason, Load, Offer, OfferReply, Pages, Tier
+from libs.controller.protocol import AssignmentId, Cancel, DeclineReason, Load, Offer, OfferReply, Pages, Result, Tier
 from libs.controller.worker import WorkerMachine
 from libs.controller.worker_effects import (
     Drained,
@@ -106,6 +106,9 @@ class Interpreter(AbstractAsyncContextManager["Interpreter"]):
         self.results: Counter[str] = Counter()
         self.on_change: Callable[[], None] = lambda: None
         """Called where a router should hear soon what this worker is like now: draining, an assignment's end."""
+        self.before_results: Callable[[], None] = lambda: None
+        """Called before results leave: routers must know what stays resident before a client can send its next turn."""
+        self._results: list[tuple[Outlet, Result]] | None = None
         self.drained = asyncio.Event()
         self.cut = 0
         """Assignments that the end of the grace period cancelled."""
@@ -216,8 +219,11 @@ class Interpreter(AbstractAsyncContextManager["Interpreter"]):
                 self.results[effect.result.status.name.lower()] += 1
                 self._spans.ended(effect.result)
                 if outlet := self._outlets.pop(effect.result.assignment, None):
-                    outlet.send(effect.result)
-                    outlet.done()
+                    if self._results is not None:
+                        self._results.append((outlet, effect.result))
+                    else:
+                        outlet.send(effect.result)
+                        outlet.done()
             case Release():
                 self._release(effect.assignment)
             case Drained():
@@ -314,6 +320,20 @@ class Interpreter(AbstractAsyncContextManager["Interpreter"]):
         loop.call_soon_threadsafe(self._on_job_events, events)
 
     def _on_job_events(self, events: Sequence[JobEvent]) -> None:
+        """Results are kept back until all that ended has released its pages: see `before_results`."""
+        self._results = []
+        try:
+            self._handle(events)
+        finally:
+            results, self._results = self._results, None
+            if results:
+                self.before_results()
+            for outlet, result in results:
+                outlet.send(result)
+                outlet.done()
+        self._unpark()
+
+    def _handle(self, events: Sequence[JobEvent]) -> None:
         for event in events:
             assignment = event.assignment
             match event:
@@ -331,7 +351,6 @@ class Interpreter(AbstractAsyncContextManager["Interpreter"]):
                     self._feed(TokensDrawn(assignment, event.tokens, event.logprobs))
                 case JobEnded():
                     self._ended(event)
-        self._unpark()
 
     def _ended(self, event: JobEnded) -> None:
         assignment = event.assignment

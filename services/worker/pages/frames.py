@@ -69,9 +69,14 @@ class Frames:
         """`count` free pages, now reserved. The caller has checked that there are enough."""
         if count > len(self._free):
             raise PageStateError(self.group, -1, f"{count} pages taken, {len(self._free)} are free")
-        pages = [self._free.pop() for _ in range(count)]
+        # As `move` would, but thousands at once: a reservation is made while decode goes on.
+        pages, states = [self._free.pop() for _ in range(count)], self.states
         for page in pages:
-            self.move(page, PageState.RESERVED)
+            if states[page] is not PageState.FREE:
+                raise PageStateError(self.group, page, f"is {states[page].name.lower()} and in the free list")
+            states[page] = PageState.RESERVED
+        self.counts[PageState.FREE] -= count
+        self.counts[PageState.RESERVED] += count
         return pages
 
     def give_back(self, page: int) -> None:
@@ -96,6 +101,10 @@ class Frames:
 
     def map(self, page: int, *, blocks: bool) -> None:
         """One more route maps the page; `blocks`: that route may not be evicted now."""
+        if self.states[page] is not PageState.RESIDENT:
+            self.refs[page] += 1
+            self.blockers[page] += blocks
+            return
         was = self._is_evictable(page)
         self.refs[page] += 1
         self.blockers[page] += blocks

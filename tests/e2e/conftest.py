@@ -1,0 +1,59 @@
+"""One real cluster on the tiny model for all end-to-end tests.
+
+After each test that played on it, it must be whole again and must hold nothing: every worker back and heard,
+no assignment under way, no page reserved or loading.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from prove.stage import Stage, staged
+from tests.e2e.leaks import nothing_held, whole
+from tests.e2e.oracle import Oracle
+from tests.e2e.oracle import oracle as reference
+
+
+class Log:
+    """What every child of a cluster has said, for the moment a test fails."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("w")
+        self.path = path
+
+    def __call__(self, name: str, line: str) -> None:
+        self._file.write(f"{name:<10} | {line}\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+@pytest.fixture(scope="session")
+async def tiny_cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stage]:
+    folder = tmp_path_factory.mktemp("tiny-cluster")
+    log = Log(folder / "children.log")
+    settings = {"kv_bytes": "256MiB"}
+    try:
+        async with staged("tiny", state=folder / "state", threads=1, worker_settings=settings, sink=log) as stage:
+            yield stage
+    finally:
+        log.close()
+
+
+@pytest.fixture(scope="session")
+async def oracle(tiny_cluster: Stage) -> AsyncIterator[Oracle]:
+    async with reference(tiny_cluster.folder) as running:
+        yield running
+
+
+@pytest.fixture
+async def stage(tiny_cluster: Stage) -> AsyncIterator[Stage]:
+    """The tiny cluster, whole before and after, with nothing held after."""
+    await whole(tiny_cluster)
+    yield tiny_cluster
+    await whole(tiny_cluster)
+    await nothing_held(tiny_cluster)
