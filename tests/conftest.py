@@ -12,7 +12,8 @@ import os
 # exec, and nothing here forks without exec. Read when gRPC is first used.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import pytest
@@ -49,3 +50,16 @@ def s3_server(background_servers: BackgroundSupervisor, tmp_path_factory: pytest
     server = SeaweedServer.in_dir(tmp_path_factory.mktemp("s3"))
     background_servers.start(server.spec())
     return server
+
+
+def unsupported(skips: Iterable[str]) -> dict[str, int]:
+    """How many skips say that this machine cannot do a thing, by reason. Any other reason to skip does not count."""
+    marked = (reason.partition("unsupported here: ")[2].strip().rstrip("')") for reason in skips)
+    return dict(Counter(reason for reason in marked if reason))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Nothing that was left out goes unsaid."""
+    found = unsupported(str(report.longrepr) for report in terminalreporter.stats.get("skipped", ()))
+    for reason, count in found.items():
+        terminalreporter.write_line(f"unsupported here: {reason} ({count})")
