@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -20,19 +21,28 @@ Models = Annotated[
     list[str] | None,
     typer.Option(
         "--model",
-        help="gemma3-270m, tiny, a model folder, a .gguf file or a hub id; may be repeated.  [default: gemma3-270m]",
-        show_default=False,
+        metavar="MODEL",
+        help="gemma3-270m, tiny, a model folder, a .gguf file or a hub id; may be repeated.",
+        show_default="gemma3-270m",
     ),
 ]
-Workers = Annotated[int, typer.Option(min=1, max=64, help="Workers per model.")]
-Device = Annotated[str, typer.Option(help="cpu or cuda.")]
+Workers = Annotated[int, typer.Option(min=1, max=64, metavar="N", help="Workers per model, at most 64.")]
+
+
+def _device(value: str) -> str:
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", value):
+        raise typer.BadParameter(f"{value!r} is no device: give auto, cpu, cuda or cuda:N")
+    return value
+
+
+Device = Annotated[str, typer.Option(metavar="DEVICE", callback=_device, help="auto, cpu, cuda or cuda:N.")]
 Threads = Annotated[
     int | None,
-    typer.Option(min=1, help="Threads of each worker.  [default: cores / workers]", show_default=False),
+    typer.Option(min=1, metavar="N", help="Threads of each worker.", show_default="cores / workers"),
 ]
-State = Annotated[Path, typer.Option(help="Directory of everything the cluster keeps.")]
-Fresh = Annotated[bool, typer.Option("--fresh", help="Forget what the state directory holds first.")]
-Otlp = Annotated[str | None, typer.Option(help="OTLP/gRPC collector for traces, as http://HOST:PORT.")]
+State = Annotated[Path, typer.Option(metavar="FOLDER", help="Folder of everything the cluster keeps.")]
+Fresh = Annotated[bool, typer.Option("--fresh", help="Delete everything in the state folder first.")]
+Otlp = Annotated[str | None, typer.Option(metavar="URL", help="OTLP/gRPC collector for traces, as http://HOST:PORT.")]
 
 
 @app.command()
@@ -43,11 +53,18 @@ def up(
     threads: Threads = None,
     port: Annotated[
         int | None,
-        typer.Option(min=0, max=65_535, help="Port of the API.  [default: 8000, or any free one]", show_default=False),
+        typer.Option(
+            min=0,
+            max=65_535,
+            metavar="PORT",
+            help="Port of the API; 0: any free one.",
+            show_default="8000, or a free one",
+        ),
     ] = None,
     echo: Annotated[bool, typer.Option("--echo", help="Model-free workers with declared costs.")] = False,
     chat_template: Annotated[
-        list[str] | None, typer.Option(help="NAME=FILE: a chat template instead of the model's own; may be repeated.")
+        list[str] | None,
+        typer.Option(metavar="NAME=FILE", help="A chat template instead of the model's own; may be repeated."),
     ] = None,
     state: State = Path(".segue"),
     fresh: Fresh = False,
@@ -71,10 +88,12 @@ def up(
 
 @app.command()
 def demo(
-    model: Annotated[str, typer.Option(help="The model to talk to.")] = "gemma3-270m",
+    model: Annotated[str, typer.Option(metavar="MODEL", help="The model, as for `segue up`.")] = "gemma3-270m",
     echo: Annotated[bool, typer.Option("--echo", help="The same path without a model, in seconds.")] = False,
     threads: Threads = None,
-    report: Annotated[Path, typer.Option(help="Directory for demo.json and demo.png.")] = Path("reports"),
+    report: Annotated[
+        Path, typer.Option(metavar="FOLDER", help="For demo.json, .png and .log (with --echo: demo-echo.json, …).")
+    ] = Path("reports"),
 ) -> None:
     """Watch a conversation survive a killed worker, token for token; fails if any claim does."""
     from cli.demo import command

@@ -19,6 +19,7 @@ from cli.embedded.children import ChildFailedError, Sink
 from cli.embedded.cluster import (
     Cluster,
     ClusterSpec,
+    NotStateError,
     PortTakenError,
     StateLockedError,
     clear,
@@ -35,6 +36,7 @@ START_ERRORS = (
     ChildFailedError,
     ModelUnavailableError,
     NoFreePortError,
+    NotStateError,
     PortTakenError,
     StateLockedError,
 )

@@ -31,7 +31,8 @@ Scenes = Callable[[Cluster, Talker, Facts, Callable[[str], None]], Awaitable[Rec
 
 def run(*, model: str, echo: bool, threads: int | None, report: Path) -> int:
     """Exit code 0 when every claim held. Logs of the children go to `<report>/demo.log`."""
-    console = Console(stderr=True)
+    # Without a terminal rich takes 80 columns; a file has room for whole lines.
+    console = Console(stderr=True, width=None if sys.stderr.isatty() or "COLUMNS" in os.environ else 120)
     began = time.monotonic()
     report.mkdir(parents=True, exist_ok=True)
     name = "demo-echo" if echo else "demo"
@@ -54,7 +55,8 @@ def run(*, model: str, echo: bool, threads: int | None, report: Path) -> int:
     record.show(console)
     draw(record, report / f"{name}.png")
     write_report(report / f"{name}.json", _common(name, record, seconds) | record.document())
-    console.print(f"{'pass' if record.ok else 'FAIL'} in {seconds:.0f} s; see {report / name}.json, .png and .log")
+    verdict = "pass" if record.ok else "FAIL"
+    console.print(f"\n{verdict} in {seconds:.0f} s; see {report / name}.json, .png and .log", soft_wrap=True)
     return 0 if record.ok else 1
 
 
@@ -62,7 +64,7 @@ async def _play(spec: ClusterSpec, scenes: Scenes, log: Path, console: Console) 
     began = time.monotonic()
 
     def say(text: str) -> None:
-        console.print(f"[dim]{time.monotonic() - began:6.1f} s[/dim]  {text}", highlight=False)
+        console.print(f"[dim]{time.monotonic() - began:6.1f} s[/dim]  {text}", highlight=False, soft_wrap=True)
 
     with log.open("w") as file:
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pydantic import JsonValue
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -15,6 +16,8 @@ from cli.demo.exact import Case, Verdict
 from cli.demo.talk import Answer
 
 PAGE_TOKENS = 16
+_ROOMY_COLUMNS = 116
+"""So wide a terminal shows every turn on one line."""
 
 Shown = str | float | Sequence[str] | Mapping[str, float]
 """What a check can be about."""
@@ -106,14 +109,17 @@ class Record:
         }
 
     def show(self, console: Console) -> None:
-        """Two tables."""
-        table = Table(title="turns")
-        for column in ("turn", "what", "worker", "tier", "history", "prompt", "computed", "TTFT ms", "gap ms", "exact"):
-            table.add_column(column, justify="left" if column in ("turn", "what", "worker", "tier") else "right")
+        """Two tables; 80 columns are enough for every number and name."""
+        turns = _table("turns", console)
+        # On a narrow terminal, the widths at which these wrap between words and nowhere else.
+        for column, width in (("turn", 9), ("what", 10), ("worker", 10), ("tier", 6)):
+            turns.add_column(column, width=None if _is_roomy(console) else width)
+        for column in ("history", "prompt", "computed", "TTFT\nms", "gap\nms", "exact"):
+            turns.add_column(column, justify="right", no_wrap=True)
         for turn in self.turns:
             served = turn.answer.served
-            tiers = "+".join(served.restored_by_tier) or served.tier
-            table.add_row(
+            tiers = " + ".join(served.restored_by_tier) or served.tier
+            turns.add_row(
                 turn.name,
                 turn.what,
                 " → ".join(served.workers) or served.worker,
@@ -125,13 +131,40 @@ class Record:
                 f"{turn.answer.gap_ms:.0f}",
                 {True: "yes", False: "NO", None: "–"}[turn.exact],
             )
-        console.print(table)
-        verdicts = Table(title="claims")
-        for column in ("claim", "figure", "limit", ""):
+        console.print(turns)
+        verdicts = _table("claims", console)
+        for column in ("claim", "figure", "limit"):
             verdicts.add_column(column)
+        verdicts.add_column("", no_wrap=True)
         for check in self.checks:
-            verdicts.add_row(check.name, str(check.figure), str(check.limit), "pass" if check.passed else "FAIL")
+            verdicts.add_row(check.name, _cell(check.figure), _cell(check.limit), "pass" if check.passed else "FAIL")
         console.print(verdicts)
+
+
+def _table(title: str, console: Console) -> Table:
+    return Table(
+        title=f"\n{title}",
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        show_edge=False,
+        pad_edge=False,
+        padding=(0, 1, 0, 0) if _is_roomy(console) else 0,
+    )
+
+
+def _is_roomy(console: Console) -> bool:
+    return console.width >= _ROOMY_COLUMNS
+
+
+def _cell(value: JsonValue) -> str:
+    """A figure for people: no brackets and quotes."""
+    if isinstance(value, dict):
+        return ", ".join(f"{name.replace('_', ' ')} {_cell(one)}" for name, one in value.items())
+    if isinstance(value, list):
+        return ", ".join(map(_cell, value))
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:g}" if isinstance(value, float) and abs(value) < 1e6 else str(value)
 
 
 def _json(shown: Shown) -> JsonValue:

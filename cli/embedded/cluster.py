@@ -37,6 +37,8 @@ from libs.contracts.segue.v1 import router_pb2, router_pb2_grpc
 
 Progress = Callable[[str, float], None]
 _PROBE_TIMEOUT_S = 1.0
+_STATE = frozenset({"etcd", "s3", "workers", "tenant.secret", "lock"})
+"""All that a state directory may hold."""
 _KNOWN_WITHIN_S = 60.0
 _WORKER_READY_S = 600.0
 """A large model takes its time to load and warm up."""
@@ -47,6 +49,14 @@ class StateLockedError(RuntimeError):
 
     def __init__(self, state: Path) -> None:
         super().__init__(f"{state} is in use by another running cluster: stop it, or pass another --state")
+
+
+class NotStateError(RuntimeError):
+    """A directory that was to be cleared is not, or not only, a cluster's state."""
+
+    def __init__(self, state: Path, foreign: list[str]) -> None:
+        shown = ", ".join(foreign[:3]) + (", …" if len(foreign) > 3 else "")
+        super().__init__(f"{state} holds what is not a cluster's ({shown}): nothing was deleted; pass another --state")
 
 
 class PortTakenError(RuntimeError):
@@ -259,7 +269,6 @@ class Cluster:
                 name=name or service,
                 argv=(sys.executable, "-m", f"services.{service}"),
                 env=given | _thread_limits(settings.get("threads")),
-                scrub=("SEGUE_",),
                 probe=probe,
                 ready_within=ready_within,
                 # A worker drains: what it alone holds is published before it goes.
@@ -292,9 +301,15 @@ async def running(
 
 
 def clear(state: Path) -> None:
-    """Forget everything under a state directory that no cluster runs in. Raises StateLockedError."""
+    """Forget everything under a state directory that no cluster runs in.
+
+    Raises StateLockedError, and NotStateError for a directory that holds anything else: nothing of it is touched.
+    """
     if not state.exists():
         return
+    foreign = sorted(path.name for path in state.iterdir() if path.name not in _STATE)
+    if foreign:
+        raise NotStateError(state, foreign)
     with (state / "lock").open("w") as lock:
         _take(lock, state)
         for path in state.iterdir():

@@ -120,6 +120,7 @@ class EtcdServer:
                 f"--initial-advertise-peer-urls={peer}",
                 f"--initial-cluster=segue={peer}",
                 "--initial-cluster-state=new",
+                "--logger=zap",
                 "--log-level=warn",
                 # Revisions older than an hour go, or the embedded store would grow without end.
                 "--auto-compaction-mode=periodic",

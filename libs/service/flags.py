@@ -37,7 +37,7 @@ def _parser(settings: type[ServiceSettings]) -> _Parser:
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=8, width=110),
         usage="%(prog)s [--config FILE] [settings]",
     )
-    about = f"TOML file with a [{settings.service}] table, shared settings at its top [SEGUE_CONFIG; default: none]"
+    about = f"TOML file with the table [{settings.service}], shared settings at its top [SEGUE_CONFIG; default: none]"
     parser.add_argument("--config", metavar="FILE", help=about)
     for name, info in settings.model_fields.items():
         variable = settings.variable(name) + (f" or SEGUE_{name.upper()}" if name in settings.SHARED else "")
@@ -69,7 +69,7 @@ def default_text(info: FieldInfo) -> str:
     if default is None or default in ("", (), []):
         return "default: none"
     if isinstance(default, SecretStr):
-        return "default: set"
+        return "default: set" if default.get_secret_value() else "default: none"
     if isinstance(default, ByteSize):
         return f"default: {default.human_readable()}"
     if isinstance(default, tuple | list):
@@ -92,7 +92,7 @@ def _metavar(name: str, info: FieldInfo) -> str:
     for suffix, shown in by_suffix.items():
         if name.endswith(suffix):
             return shown
-    return {int: "NUMBER", float: "NUMBER", Path: "PATH"}.get(kind, "TEXT")
+    return {int: "NUMBER", float: "NUMBER", ByteSize: "BYTES", Path: "PATH"}.get(kind, "TEXT")
 
 
 def plain_type(annotation: Any) -> Any:

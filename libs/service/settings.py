@@ -262,10 +262,12 @@ def _explain(
     if not problem["loc"]:
         return message
     name = str(problem["loc"][0])
+    info = settings.model_fields[name]
+    secret = plain_type(info.annotation) is SecretStr
+    if problem["type"] == "missing" and secret:  # which has no flag
+        return f"{settings.variable(name)}: required; set it, or give {name} in the file of --config"
     if problem["type"] == "missing":
         return f"{settings.flag(name)}: required; give it, or set {settings.variable(name)}"
-    info = settings.model_fields[name]
     place = where.get(name, settings.flag(name))
-    secret = plain_type(info.annotation) is SecretStr
     shown = "(not shown)" if secret else " ".join(str(given.get(name)).split())[:120]
     return f"{place}={shown}: {message[:1].lower()}{message[1:]} ({info.description}; {default_text(info)})"

@@ -65,7 +65,7 @@ class IngressSettings(ServiceSettings):
     )
     request_deadline_s: float = Field(600.0, gt=0, le=86_400, description="Longest time a request may take, in seconds")
     default_max_tokens: int = Field(
-        1_024, ge=1, description="Budget of a request that names none, in tokens (less where the context is shorter)"
+        1_024, ge=1, description="Budget of a chat that names none, in tokens (less where the context is shorter)"
     )
     max_requests: int = Field(1_024, ge=1, description="Requests served at once; more are answered 429")
     max_body_bytes: ByteSize = Field(ByteSize(8 << 20), ge=1_024, description="Largest request body, in bytes")

@@ -191,7 +191,7 @@ async def test_environment_is_scrubbed_and_extended(tmp_path: Path, monkeypatch:
 
 
 PARENT = """
-import asyncio, sys
+import asyncio, signal, sys
 from cli.embedded.children import ChildSpec, Supervisor
 
 async def main():
@@ -202,6 +202,8 @@ async def main():
         print("ready", flush=True)
         await asyncio.Event().wait()
 
+# A parent started in the background of a shell without job control inherits an ignored SIGINT.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 asyncio.run(main())
 """
 

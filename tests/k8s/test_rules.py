@@ -217,7 +217,7 @@ FAULTS: list[tuple[Callable[[Objects], None], str]] = [
     (no_version, "image registry.test:5000/segue-router is not of one version"),
     (undefined_reference, "SEGUE_WORKER_ADVERTISE refers to $(POD_IP)"),
     (hasty_kill, "is killed after 120 s, its ordered end may take 120 s"),
-    (no_tenant_secret, "--tenant-secret: required"),
+    (no_tenant_secret, "SEGUE_INGRESS_TENANT_SECRET: required"),
     (two_of_a_name, "Service/segue-router: there are two"),
     (setting("SEGUE_ROUTER_CATALOGUE", "segue-catalog:7000"), "SEGUE_ROUTER_CATALOGUE is no setting of any service"),
     (setting("SEGUE_WORKR_LANES", "4"), "SEGUE_WORKR_LANES is no setting of any service"),

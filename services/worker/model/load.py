@@ -134,7 +134,10 @@ def load(folder: Path, device: str = "auto", dtype: str = "auto") -> LoadedModel
     Raises ModelFilesError, UnsupportedArchitectureError, UnsupportedDeviceError.
     """
     from transformers import AutoModelForCausalLM
+    from transformers.utils.logging import disable_progress_bar
 
+    # A bar redrawn in place is one endless line in a log.
+    disable_progress_bar()
     descriptor, variant = inspect(folder, device, dtype)
     identity = identify(folder, descriptor, variant)
     register()
