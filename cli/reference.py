@@ -62,17 +62,18 @@ def filtered(logits: np.ndarray, sampling: dict, prompt: list[int], output: list
     x = x / temperature
     p = np.exp(x - x.max())
     p /= p.sum()
-    # Most likely first, the lower id among equals.
-    order = np.lexsort((np.arange(len(p)), -p))
     keep = np.ones(len(p), dtype=bool)
-    if sampling.get("top_k"):
-        keep[order[sampling["top_k"] :]] = False
-    top_p = sampling.get("top_p") or 1.0
-    if top_p < 1.0:
-        q = np.where(keep, p, 0.0)
-        q /= q.sum()
-        before = np.cumsum(q[order]) - q[order]
-        keep[order[before >= top_p]] = False
+    top_k, top_p = sampling.get("top_k") or 0, sampling.get("top_p") or 1.0
+    if top_k or top_p < 1.0:
+        # Most likely first, the lower id among equals.
+        order = np.lexsort((np.arange(len(p)), -p))
+        if top_k:
+            keep[order[top_k:]] = False
+        if top_p < 1.0:
+            q = np.where(keep, p, 0.0)
+            q /= q.sum()
+            before = np.cumsum(q[order]) - q[order]
+            keep[order[before >= top_p]] = False
     if sampling.get("min_p"):
         keep &= p >= sampling["min_p"] * p.max()
     p = np.where(keep, p, 0.0)

@@ -37,6 +37,8 @@ class Process:
     popen: subprocess.Popen[str] | None = None
 
     def start(self) -> Process:
+        if self.service == "catalog":
+            pytest.importorskip("aetcd", reason="needs the catalog's extra")
         env = {key: value for key, value in os.environ.items() if not key.startswith("SEGUE_")}
         prefix = f"SEGUE_{self.service.upper()}_"
         env |= {prefix + key.upper(): value for key, value in self.settings.items()} | {"OMP_NUM_THREADS": "1"}

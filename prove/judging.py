@@ -1,0 +1,120 @@
+"""Exactness of many generations: the reference's verdicts, with float ties told from wrong tokens.
+
+Exact means what an uninterrupted run would have produced, up to a float tie: a greedy token whose logit lies within
+1e-4 of the largest, or a draw that falls within 1e-4 of the boundary of the drawn token's interval. Such ties are
+counted as *flips* and reported per 100,000 tokens; anything else is wrong.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pydantic import JsonValue
+
+from cli.demo.exact import REFERENCE
+from prove.processes import started
+
+TIE = 1e-4
+_LINE_WITHIN_S = 120.0
+
+
+@dataclass(frozen=True)
+class Generation:
+    """What was delivered for a prompt. `sampling` as in cli/reference.py; None = greedy."""
+
+    id: str
+    prompt: Sequence[int]
+    output: Sequence[int]
+    sampling: Mapping[str, object] | None = None
+
+
+@dataclass
+class Tally:
+    """Verdicts added up."""
+
+    generations: int = 0
+    tokens: int = 0
+    flips: int = 0
+    wrong: list[str] = field(default_factory=list)
+    largest_gap: float = 0.0
+
+    @property
+    def exact(self) -> bool:
+        return self.generations > 0 and not self.wrong
+
+    def figures(self) -> dict[str, JsonValue]:
+        """For a report."""
+        return {
+            "generations": self.generations,
+            "tokens": self.tokens,
+            "flips": self.flips,
+            "flips_per_100000": round(1e5 * self.flips / max(1, self.tokens), 2),
+            "largest_gap": self.largest_gap,
+            "wrong": list(self.wrong[:20]),
+        }
+
+    def add(self, other: Tally) -> None:
+        self.generations += other.generations
+        self.tokens += other.tokens
+        self.flips += other.flips
+        self.wrong += other.wrong
+        self.largest_gap = max(self.largest_gap, other.largest_gap)
+
+
+class Judge:
+    """The reference, kept running: transformers' own forward in a process without Segue's code."""
+
+    def __init__(self, folder: Path, threads: int = 1) -> None:
+        self._argv = [sys.executable, "-I", str(REFERENCE), str(folder)]
+        self._env = {**os.environ, "OMP_NUM_THREADS": str(threads), "TRANSFORMERS_VERBOSITY": "error"}
+
+    async def judge(self, cases: Sequence[Generation]) -> Tally:
+        """Verdicts on all of them. Raises RuntimeError where the reference ends early."""
+        return (await self.judge_groups({"": cases}))[""]
+
+    async def judge_groups(self, groups: Mapping[str, Sequence[Generation]]) -> dict[str, Tally]:
+        """Verdicts by group, in one process."""
+        tallies: dict[str, Tally] = {}
+        async with started(self._argv, env=self._env, talk=True) as process:
+            source, sink = process.stdin, process.stdout
+            assert source is not None and sink is not None
+            for name, cases in groups.items():
+                tally = tallies[name] = Tally()
+                for case in cases:
+                    line = {
+                        "id": case.id,
+                        "tokens": list(case.prompt),
+                        "generated": list(case.output),
+                        "sampling": dict(case.sampling or {}),
+                    }
+                    source.write(json.dumps(line).encode() + b"\n")
+                    await source.drain()
+                    async with asyncio.timeout(_LINE_WITHIN_S):
+                        said = await sink.readline()
+                    if not said:
+                        raise RuntimeError(f"the reference ended at {case.id}")
+                    _count(tally, json.loads(said), greedy=not case.sampling)
+        return tallies
+
+
+def _count(tally: Tally, verdict: Mapping[str, object], *, greedy: bool) -> None:
+    name, tokens = str(verdict["id"]), int(str(verdict["tokens"]))
+    tally.generations += 1
+    tally.tokens += tokens
+    mismatches = verdict["mismatches"]
+    assert isinstance(mismatches, list)
+    if greedy:
+        gap = float(str(verdict["max_gap"]))
+        tally.largest_gap = max(tally.largest_gap, gap)
+        tally.flips += tokens - int(str(verdict["argmax"]))
+        if gap > TIE:
+            tally.wrong.append(f"{name}: a token {gap:g} below the largest logit")
+    tally.flips += len(mismatches)
+    far = [one for one in mismatches if not one["distance"] <= TIE]  # NaN, of a greedy choice, is far too
+    tally.wrong += [f"{name}: token {one['index']} is {one['token']}, not {one['expected']}" for one in far]
