@@ -180,7 +180,7 @@ def write_report(path: Path, document: dict[str, JsonValue]) -> None:
 
 
 def draw(record: Record, path: Path) -> None:
-    """TTFT of every turn as bars, log scale."""
+    """TTFT of every turn as bars."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -193,10 +193,9 @@ def draw(record: Record, path: Path) -> None:
     figure, axes = pyplot.subplots(figsize=(9, 0.5 * len(names) + 1.4), layout="constrained")
     bars = axes.barh(names, times, color=[colours.get(turn.answer.served.tier, "#777777") for turn in record.turns])
     axes.bar_label(bars, [f"{time:.0f} ms" for time in times], padding=4)
-    axes.set_xscale("log")
-    axes.set_xlim(right=max(times) * 2)
+    axes.set_xlim(right=max(times) * 1.15)
     axes.invert_yaxis()
-    axes.set_xlabel("time to first token, ms (log)")
+    axes.set_xlabel("time to first token, ms")
     axes.set_title("red: computed · green: resident · blue: local disk · violet: object store")
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
