@@ -103,7 +103,7 @@ async def play(folder: Path, plan: _Plan, values: Mapping[str, object]) -> list[
     salts = [f"{number:064x}" for number in range(plan.chats)]
     chats = [prose.prompt(draw.randint(plan.shortest, plan.longest)) for _ in range(plan.chats)]
     waves: list[Wave] = []
-    async with Bench(folder, {**values, "kv_bytes": plan.kv_bytes}) as bench:
+    async with Bench(folder, {**values, "kv_bytes": plan.kv_bytes, "max_control_tasks": 2 * plan.chats + 8}) as bench:
         first = await _wave(bench, [Ask(chat, plan.new, salt) for chat, salt in zip(chats, salts, strict=True)], waves)
         # What follows is drawn from the prompts alone, so that both sides are asked the same whatever they answered.
         histories = [[*one.offer.request.tokens, *one.tokens] for one in first]
