@@ -28,7 +28,7 @@ from typing import IO
 
 import grpc.aio
 
-from cli.embedded.children import Child, ChildFailedError, ChildSpec, Sink, State, Supervisor
+from cli.embedded.children import Child, ChildFailedError, ChildSpec, Sink, Supervisor
 from cli.embedded.etcd import EtcdServer
 from cli.embedded.models import default_cache, prepare, served_name
 from cli.embedded.ports import free_ports
@@ -317,11 +317,6 @@ def clear(state: Path) -> None:
                 shutil.rmtree(path)
             elif path.name != "lock":
                 path.unlink()
-
-
-def settled(child: Child) -> bool:
-    """Whether the child serves right now."""
-    return child.state is State.READY
 
 
 def _first(error: BaseException) -> BaseException:

@@ -17,6 +17,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, ByteSize, Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails as Problem
@@ -42,6 +43,17 @@ def _check_address(value: str) -> str:
 
 Address = Annotated[str, AfterValidator(_check_address)]
 """HOST:PORT."""
+
+
+def _check_http_endpoint(value: str) -> str:
+    parts = urlsplit(value)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.strip("/") or parts.query:
+        raise ValueError("expected http://HOST:PORT or https://HOST:PORT, without a path")
+    return value
+
+
+HttpEndpoint = Annotated[str, AfterValidator(_check_http_endpoint)]
+"""http://HOST:PORT or https://HOST:PORT."""
 
 
 class ServiceSettings(BaseSettings):

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import ClassVar, Self
-from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
-from libs.service.settings import ServiceSettings
+from libs.service.settings import HttpEndpoint, ServiceSettings
 
 
 class CatalogSettings(ServiceSettings):
@@ -34,7 +33,7 @@ class CatalogSettings(ServiceSettings):
     lease_ttl_s: int = Field(
         15, ge=2, le=3_600, description="Seconds a silent worker stays listed; workers learn it when they register"
     )
-    s3_endpoint: str = Field(
+    s3_endpoint: HttpEndpoint = Field(
         "http://127.0.0.1:9000", description="Object store, as http://HOST:PORT or https://HOST:PORT"
     )
     s3_bucket: str = Field("segue", min_length=3, max_length=63, description="Bucket that holds the chunks")
@@ -55,14 +54,6 @@ class CatalogSettings(ServiceSettings):
     def _prefix_is_a_folder(cls, value: str) -> str:
         if not value.endswith("/") or not value.isascii() or not value.isprintable():
             raise ValueError("expected printable ASCII that ends in '/', such as segue/")
-        return value
-
-    @field_validator("s3_endpoint")
-    @classmethod
-    def _endpoint_is_a_url(cls, value: str) -> str:
-        parts = urlsplit(value)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.strip("/") or parts.query:
-            raise ValueError("expected http://HOST:PORT or https://HOST:PORT, without a path")
         return value
 
     @model_validator(mode="after")

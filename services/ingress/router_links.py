@@ -18,12 +18,12 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from libs.controller.merging import merge_deliveries
 from libs.service.channel import open_channel
 from libs.service.logs import get_logger
 from libs.service.transport import Transport
 from libs.tunnel import Handlers, Registry, Side, Tunnel, TunnelClosedError, TunnelConfig
 from libs.tunnel.grpc_carrier import dial
-from services.ingress.merge import merge_deliveries
 
 SERVICE = "segue.v1.Router"
 

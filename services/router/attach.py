@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from libs.controller.errors import WireError
+from libs.controller.merging import merge_deliveries
 from libs.controller.protocol import CancelRequest, Delivery, Submission, TokensDelivery
 from libs.controller.wire import AttachCodec
 from libs.service.logs import get_logger
@@ -32,7 +33,6 @@ from libs.tunnel import (
 )
 from libs.tunnel.grpc_carrier import serve_tunnel
 from services.router.clock import Spawn
-from services.router.merging import merge_deliveries
 from services.router.requests import Requests
 
 log = get_logger(__name__)

@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
+from libs.controller.merging import joined
 from libs.controller.protocol import Delivery
-from services.router.merging import joined
 
 
 class DirectSink:

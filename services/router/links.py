@@ -18,6 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from libs.controller.catalog_facts import Endpoint
+from libs.controller.merging import merge_deltas
 from libs.service.channel import open_channel
 from libs.service.logs import get_logger
 from libs.service.transport import Transport
@@ -34,7 +35,6 @@ from libs.tunnel import (
 )
 from libs.tunnel.grpc_carrier import dial
 from services.router.clock import Spawn
-from services.router.merging import merge_deltas
 
 SERVICE = "segue.v1.Worker"
 ROUTER_KEY = "segue-router"

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import ClassVar, Literal, Self
-from urllib.parse import urlsplit
 
 from pydantic import ByteSize, Field, SecretStr, field_validator, model_validator
 
-from libs.service.settings import Address, ServiceSettings
+from libs.service.settings import Address, HttpEndpoint, ServiceSettings
 
 
 class WorkerSettings(ServiceSettings):
@@ -78,7 +77,7 @@ class WorkerSettings(ServiceSettings):
         ge=1 << 20,
         description="Bytes fetched for restores that may wait to be copied to the device",
     )
-    s3_endpoint: str = Field(
+    s3_endpoint: HttpEndpoint = Field(
         "http://127.0.0.1:9000", description="Object store, as http://HOST:PORT or https://HOST:PORT"
     )
     s3_bucket: str = Field("segue", min_length=3, max_length=63, description="Bucket that holds the chunks")
@@ -99,14 +98,6 @@ class WorkerSettings(ServiceSettings):
         host, _, port = value.rpartition(":")
         if value and (not host or not port.isdigit() or not 0 < int(port) < 65_536):
             raise ValueError("expected HOST:PORT, such as worker-0.segue:7001")
-        return value
-
-    @field_validator("s3_endpoint")
-    @classmethod
-    def _endpoint_is_a_url(cls, value: str) -> str:
-        parts = urlsplit(value)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.strip("/") or parts.query:
-            raise ValueError("expected http://HOST:PORT or https://HOST:PORT, without a path")
         return value
 
     @model_validator(mode="after")

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from libs.contracts.segue.v1.common_pb2 import FinishReason, GenerationRequest, Sampling, TokenLogprobs, Usage
 from libs.contracts.segue.v1.router_pb2 import AttachMessage, CancelRequest, CompletedDelivery, Delivery, TokensDelivery
-from services.ingress.merge import merge_deliveries
+from libs.controller.merging import merge_deliveries
 from services.ingress.progress import DeliveryGapError, Progress
 
 REQUEST = GenerationRequest(

@@ -11,6 +11,7 @@ import grpc
 
 from libs.contracts.segue.v1 import worker_pb2_grpc
 from libs.controller.catalog_facts import Endpoint, Model, Node
+from libs.controller.merging import merge_deltas
 from libs.controller.protocol import (
     AssignmentId,
     Cancel,
@@ -35,7 +36,6 @@ from libs.tunnel import Closed, CloseReason, Handlers, Registry, Route, RouteClo
 from libs.tunnel.grpc_carrier import dial, with_attach
 from services.worker.assembly import Handlers as ByteHandlers
 from services.worker.assembly import Place, Unstored, Worker, echo_engine
-from services.worker.endpoint.merging import merge
 from services.worker.registration import Registration
 from services.worker.settings import WorkerSettings
 
@@ -252,7 +252,9 @@ async def routing(running: Running, router: str = "") -> AsyncIterator[Router]:
     metadata = [("segue-router", router)] if router else []
     async with Registry() as registry:
         handlers = Handlers(
-            merge=merge, on_control=end.control, on_tunnel_lost=lambda _tunnel, closed: setattr(end, "lost", closed)
+            merge=merge_deltas,
+            on_control=end.control,
+            on_tunnel_lost=lambda _tunnel, closed: setattr(end, "lost", closed),
         )
         end.tunnel = Tunnel(dial(channel, running.target, SERVICE, metadata=metadata), registry, Side.DIALING, handlers)
         life = asyncio.create_task(end.tunnel.run())

@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from libs.controller.errors import WireError
+from libs.controller.merging import merge_deltas
 from libs.controller.protocol import AssignmentId, Cancel, ElectTunnel, Offer, SnapshotRequest
 from libs.controller.wire import TunnelCodec
 from libs.service.logs import get_logger
@@ -32,7 +33,6 @@ from libs.tunnel import (
 )
 from libs.tunnel.grpc_carrier import serve_tunnel
 from services.worker.endpoint.interpreter import Interpreter
-from services.worker.endpoint.merging import merge
 from services.worker.endpoint.outlets import RouteOutlet
 from services.worker.endpoint.requests import fault
 
@@ -106,7 +106,7 @@ class AttachServer(AbstractAsyncContextManager["AttachServer"]):
     async def serve(self, carrier: Carrier, context: Any) -> None:
         """One Attach call, to its end."""
         handlers = Handlers(
-            merge=merge, accept=self._accept, on_control=self._control, on_tunnel_lost=self._tunnel_lost
+            merge=merge_deltas, accept=self._accept, on_control=self._control, on_tunnel_lost=self._tunnel_lost
         )
         tunnel = Tunnel(carrier, self._registry, Side.ACCEPTING, handlers, self._config)
         self._tunnels[tunnel.tunnel_id] = tunnel

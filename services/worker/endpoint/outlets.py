@@ -10,11 +10,11 @@ from collections import deque
 from typing import Protocol
 
 from libs.contracts.segue.v1 import worker_pb2
+from libs.controller.merging import extend_delta
 from libs.controller.protocol import Delta, OfferReply, Result
 from libs.controller.wire import TunnelCodec
 from libs.controller.wire_fields import to_proto
 from libs.tunnel import CloseReason, PayloadTooLargeError, Route, RouteClosedError
-from services.worker.endpoint.merging import extend
 
 
 class Outlet(Protocol):
@@ -70,7 +70,7 @@ class DirectOutlet:
         elif isinstance(value, Delta):
             assert isinstance(message, worker_pb2.Delta)
             last = self._waiting[-1] if self._waiting else None
-            if last is not None and last.WhichOneof("event") == "delta" and extend(last.delta, message):
+            if last is not None and last.WhichOneof("event") == "delta" and extend_delta(last.delta, message):
                 return
             event.delta.CopyFrom(message)
         else:

@@ -22,9 +22,12 @@ def merge_deltas(first: bytes, second: bytes) -> bytes | None:
         return None
     if one.WhichOneof("message") != "delta" or two.WhichOneof("message") != "delta":
         return None
-    if (one.delta.assignment, one.delta.epoch) != (two.delta.assignment, two.delta.epoch):
-        return None
-    return one.SerializeToString() if _extend(one.delta, two.delta) else None
+    return one.SerializeToString() if extend_delta(one.delta, two.delta) else None
+
+
+def extend_delta(into: worker_pb2.Delta, later: worker_pb2.Delta) -> bool:
+    """Appends the tokens of a later delta of the same assignment where it follows directly; whether it did."""
+    return (into.assignment, into.epoch) == (later.assignment, later.epoch) and _extend(into, later)
 
 
 def merge_deliveries(first: bytes, second: bytes) -> bytes | None:
