@@ -11,7 +11,8 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from prove.processes import started
 
 TIE = 1e-4
 _LINE_WITHIN_S = 120.0
+_DOCKET = 4_096
 
 
 @dataclass(frozen=True)
@@ -80,27 +82,74 @@ class Judge:
 
     async def judge_groups(self, groups: Mapping[str, Sequence[Generation]]) -> dict[str, Tally]:
         """Verdicts by group, in one process."""
-        tallies: dict[str, Tally] = {}
-        async with started(self._argv, env=self._env, talk=True) as process:
-            source, sink = process.stdin, process.stdout
-            assert source is not None and sink is not None
+        async with self.court() as court:
             for name, cases in groups.items():
-                tally = tallies[name] = Tally()
                 for case in cases:
-                    line = {
-                        "id": case.id,
-                        "tokens": list(case.prompt),
-                        "generated": list(case.output),
-                        "sampling": dict(case.sampling or {}),
-                    }
-                    source.write(json.dumps(line).encode() + b"\n")
-                    await source.drain()
-                    async with asyncio.timeout(_LINE_WITHIN_S):
-                        said = await sink.readline()
-                    if not said:
-                        raise RuntimeError(f"the reference ended at {case.id}")
-                    _count(tally, json.loads(said), greedy=not case.sampling)
-        return tallies
+                    await court.submit(name, case)
+            return await court.verdicts()
+
+    @asynccontextmanager
+    async def court(self) -> AsyncIterator[Court]:
+        """The reference at work beside whoever submits cases."""
+        async with started(self._argv, env=self._env, talk=True) as process, asyncio.TaskGroup() as tasks:
+            court = Court(process)
+            tasks.create_task(court.sit())
+            try:
+                yield court
+            finally:
+                court.close()
+
+
+class Court:
+    """Cases of several groups, judged in the order they came in, while more come."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+        self._cases: asyncio.Queue[tuple[str, Generation] | None] = asyncio.Queue(_DOCKET)
+        self._judged = asyncio.Event()
+        self._tallies: dict[str, Tally] = {}
+
+    async def submit(self, group: str, case: Generation) -> None:
+        """Waits while the docket is full."""
+        self._tallies.setdefault(group, Tally())
+        await self._cases.put((group, case))
+
+    async def verdicts(self) -> dict[str, Tally]:
+        """On all that was submitted; nothing may follow."""
+        await self._cases.put(None)
+        await self._judged.wait()
+        return self._tallies
+
+    async def sit(self) -> None:
+        """Judges until the end is submitted. Raises RuntimeError where the reference ends early."""
+        while (entry := await self._cases.get()) is not None:
+            group, case = entry
+            _count(self._tallies[group], await self._judge(case), greedy=not case.sampling)
+        self._judged.set()
+
+    def close(self) -> None:
+        """Ends `sit`, whatever is still on the docket."""
+        while not self._cases.empty():
+            self._cases.get_nowait()
+        self._cases.put_nowait(None)
+
+    async def _judge(self, case: Generation) -> Mapping[str, object]:
+        source, sink = self._process.stdin, self._process.stdout
+        assert source is not None and sink is not None
+        line = {
+            "id": case.id,
+            "tokens": list(case.prompt),
+            "generated": list(case.output),
+            "sampling": dict(case.sampling or {}),
+        }
+        source.write(json.dumps(line).encode() + b"\n")
+        await source.drain()
+        async with asyncio.timeout(_LINE_WITHIN_S):
+            said = await sink.readline()
+        if not said:
+            raise RuntimeError(f"the reference ended at {case.id}")
+        verdict: dict[str, object] = json.loads(said)
+        return verdict
 
 
 def _count(tally: Tally, verdict: Mapping[str, object], *, greedy: bool) -> None:

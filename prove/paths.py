@@ -265,9 +265,9 @@ def options(seed: int, bias: Sequence[int]) -> list[Option]:
     ]
 
 
-async def sampled(bench: Bench, prompt: Sequence[int], new: int, option: Option) -> Played:
+async def sampled(bench: Bench, prompt: Sequence[int], new: int, option: Option, salt: str) -> Played:
     """Drawn, with one option."""
-    found = _played("sampled", await bench.run(Ask(prompt, new, fresh_salt(), option.sampling)))
+    found = _played(f"sampled {option.name}", await bench.run(Ask(prompt, new, salt, option.sampling)))
     found.sampling = option.reference
     return found
 

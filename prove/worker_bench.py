@@ -240,9 +240,12 @@ class Bench:
         if self.channel is not None:
             await self.channel.close(None)
 
-    async def restart(self, *, fresh_directory: bool = False) -> None:
-        """Another process of this worker, as far as its state goes: a new epoch, empty pages."""
+    async def restart(self, *, fresh_directory: bool = False, values: Mapping[str, object] | None = None) -> None:
+        """Another process of this worker, as far as its state goes: a new epoch, empty pages. `values`: settings that
+        differ from now on.
+        """
         await self._close()
+        self.values = {**self.values, **(values or {})}
         self.directories += fresh_directory
         self.restarts += 1
         await self._open()
