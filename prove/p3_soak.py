@@ -91,7 +91,6 @@ class Soak:
         self.found.memory.append(resident_bytes())
 
     async def _request(self) -> None:
-        self.found.requests += 1
         kind = self._draw.random()
         if kind < 0.1:
             await self._again()
@@ -102,6 +101,7 @@ class Soak:
             await self._onward(self._draw.choice(self._chats))
 
     async def _again(self) -> None:
+        self.found.requests += 1
         number = self._draw.randrange(len(self._known))
         exchange = await self._bench.accepted(Ask(self._known[number], 8, fresh_salt()))
         await exchange.finished()
@@ -109,19 +109,26 @@ class Soak:
             self.found.problems.append(f"prompt {number} got other tokens than at first")
 
     async def _onward(self, chat: History) -> None:
-        """A next turn, from the chat's end or from somewhere in it; with the chain that its disk or the store has."""
+        """A next turn, or two at once that branch there; from the chat's end, or from somewhere in it."""
         fork = self._draw.random() < 0.3
-        cut = self._draw.randint(1, len(chat.tokens)) if fork else len(chat.tokens)
+        cut = self._draw.randint(1, len(chat.tokens)) if self._draw.random() < 0.2 else len(chat.tokens)
+        branches = [self._branch(chat, cut) for _ in range(2 if fork else 1)]
+        shared = await asyncio.gather(*branches)
+        self.found.counts["forks"] += fork and min(shared) > 0
+
+    async def _branch(self, chat: History, cut: int) -> int:
+        """One next turn, with the chain that its disk or the store has; how many tokens of it were resident."""
         tokens = [*chat.tokens[:cut], *self._prose.continuation(self._draw.randint(1, 30))]
         chain = ()
         if self._bench.resident(tokens[:-1], chat.salt) == 0:
             chain = await self._bench.lookup(tokens[:-1], chat.salt)
         ask = Ask(tokens, self._draw.randint(1, 12), chat.salt, chain=chain, tier=Tier.SSD if chain else Tier.NONE)
         exchange = await self._turn(ask)
-        self.found.counts["forks"] += fork and exchange.usage.cached_tokens > 0
         self.found.counts["restores"] += exchange.usage.restored_tokens > 0
+        return exchange.usage.cached_tokens
 
     async def _turn(self, ask: Ask) -> Exchange:
+        self.found.requests += 1
         exchange = await self._bench.accepted(ask)
         if self._draw.random() < 0.15:
             await asyncio.sleep(self._draw.uniform(0, 0.05))
@@ -142,7 +149,7 @@ class Soak:
 async def run(size: Size, stage: Stage | None) -> Outcome:
     """See the module."""
     full = size is Size.FULL
-    plan = _Plan(20_000, 36, 500, judged=True) if full else _Plan(72, 36, 1, judged=False)
+    plan = _Plan(20_000, 32, 500, judged=True) if full else _Plan(72, 36, 1, judged=False)
     async with backed(stage, "tiny") as backing:
         values = {"kv_bytes": 2 << 20, "lanes": _ABREAST, "chunk_dir_cap": 256 << 20, "route_tokens": 512}
         async with Bench(backing.folder, values, backing) as bench:
@@ -166,6 +173,7 @@ def judged(found: Found, least: int, minutes: float, *, memory: bool) -> Outcome
     details: dict[str, JsonValue] = {
         "requests": found.requests,
         "minutes": round(minutes, 1),
+        "counts": dict[str, JsonValue](found.counts),
         "memory_change": change,
         "memory_mib": [round(one / 2**20) for one in found.memory[:: max(1, len(found.memory) // 50)]],
     }
