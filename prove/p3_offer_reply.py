@@ -64,7 +64,7 @@ async def run(size: Size, stage: Stage | None) -> Outcome:
     """See the module."""
     async with AsyncExitStack() as stack:
         if stage is None:
-            settings = {"heartbeat_s": "1", "kv_bytes": "1GiB"}
+            settings = {"heartbeat_s": "1", "kv_bytes": "4GiB"}
             stage = await stack.enter_async_context(
                 staged("gemma3-270m", workers=1, threads=1, worker_settings=settings)
             )

@@ -1,9 +1,9 @@
 """Free loopback ports for servers that must be told theirs.
 
-A server that can listen on port 0 should: its port can then not be taken between the look and the bind. etcd and
-SeaweedFS cannot (their peers must know the number beforehand), so ports for them are drawn at random from below the
-kernel's ephemeral range, where no outgoing connection lands by chance, and each is bound once to see that it is free.
-Two drawers can still collide; the loser's server then fails to bind, says so and is started again with fresh ports.
+A server that can listen on port 0 should: its port can then not be taken between the look and the bind. Ports for those
+whose peers must know the number beforehand are drawn at random from below every range that outgoing connections are
+given by chance (Linux: from 32768, gVisor: from 16000), each is bound once to see that it is free, and none is drawn
+twice in one process. Two processes can still draw the same one; the loser's server then fails to bind and says so.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ import socket
 from collections.abc import Sequence
 from contextlib import ExitStack
 
-LOWEST_PORT = 10_000
-# Linux hands out 32768-60999 to outgoing connections; this is the first port never drawn.
-EPHEMERAL_START = 32_768
-_ATTEMPTS = 2_000
+LOWEST_PORT = 2_000
+EPHEMERAL_START = 16_000
+"""The first port never drawn."""
+_ATTEMPTS = 4_000
+_drawn: set[int] = set()
+"""By this process: whoever drew one may not have bound it yet."""
 
 
 class NoFreePortError(RuntimeError):
@@ -44,6 +46,8 @@ def free_ports(count: int, *, offsets: Sequence[int] = (0,)) -> list[int]:
             if len(found) == count:
                 return found
             port = random.randint(LOWEST_PORT, highest)  # noqa: S311 - spread, not secrecy
+            if not _drawn.isdisjoint(port + offset for offset in offsets):
+                continue
             with ExitStack() as probe:
                 try:
                     for offset in offsets:
@@ -53,4 +57,5 @@ def free_ports(count: int, *, offsets: Sequence[int] = (0,)) -> list[int]:
                     continue
                 held.enter_context(probe.pop_all())
             found.append(port)
+            _drawn.update(port + offset for offset in offsets)
     raise NoFreePortError(count, offsets)
