@@ -2,19 +2,22 @@
 
     python cli/reference.py MODEL_FOLDER < cases.jsonl > verdicts.jsonl
 
-A case is {"id", "tokens", "generated", "sampling"?, "choice"?}: the prompt's ids, the ids that were delivered, and,
-if they were drawn, how. Teacher forcing: one forward over prompt + delivered tokens with a contiguous cache, fp32; each
-delivered token is then judged by the logits before it. Greedy: its logit's distance from the largest, and whether it is
-the argmax. Sampled: the draw is done again on the reference logits, by an independent implementation of Philox4x32-10
-(Salmon et al., 2011) and of the filters below, and must give the same token.
+A case is {"id", "tokens", "generated", "sampling"?, "choice"?, "logprobs"?}: the prompt's ids, the ids that were
+delivered, if they were drawn, how, and what was said of their probabilities: [of the token, [[id, of the id], …]] each.
+Teacher forcing: one forward over prompt + delivered tokens with a contiguous cache, fp32; each delivered token is then
+judged by the logits before it. Greedy: its logit's distance from the largest, and whether it is the argmax. Sampled:
+the draw is done again on the reference logits, by an independent implementation of Philox4x32-10 (Salmon et al., 2011)
+and of the filters below, and must give the same token.
 
-A verdict is {"id", "tokens", "max_gap", "argmax", "mismatches"}: how many tokens were judged, the largest distance, how
-many were the argmax, and for sampled cases at which indices another token was drawn, with the distance of the uniform
-from the drawn token's interval.
+A verdict is {"id", "tokens", "max_gap", "argmax", "mismatches", "logprob_gap"}: how many tokens were judged, the
+largest distance, how many were the argmax, for shaped cases at which indices another token was drawn, with the distance
+of the uniform from the drawn token's interval (of its logit from the largest, where nothing is drawn), and the largest
+distance of a log-probability that was said; a token that should have been in a list and is not counts too.
 
 The order of operations of a draw: repetition penalty (prompt and output), frequency and presence penalties (output),
-logit_bias, temperature, top_k, top_p, min_p, then the inverse of the cumulative distribution over ascending token ids,
-in float64.
+logit_bias, the mask, temperature, top_k, top_p, min_p, then the inverse of the cumulative distribution over ascending
+token ids, in float64. The mask stands in for a grammar: {"modulus": m} allows the ids that are, modulo m, the output's
+length plus the sum of its ids.
 """
 
 import json
@@ -42,8 +45,8 @@ def philox_uniform(seed: int, position: int, choice: int) -> float:
     return (((counter[0] << 32) | counter[1]) >> 11) * 2.0**-53
 
 
-def filtered(logits: np.ndarray, sampling: dict, prompt: list[int], output: list[int]) -> np.ndarray:
-    """Probabilities (float64, ascending ids) the token at the end of prompt + output is drawn from."""
+def shaped(logits: np.ndarray, sampling: dict, prompt: list[int], output: list[int]) -> np.ndarray:
+    """Logits (float64) after penalties, bias and mask."""
     x = logits.astype(np.float64)
     repetition = sampling.get("repetition_penalty") or 1.0
     if repetition != 1.0:
@@ -54,12 +57,15 @@ def filtered(logits: np.ndarray, sampling: dict, prompt: list[int], output: list
         x[ids] -= sampling.get("presence_penalty", 0.0) + sampling.get("frequency_penalty", 0.0) * counts
     for token, bias in sampling.get("logit_bias", {}).items():
         x[int(token)] += bias
-    temperature = sampling.get("temperature", 0.0)
-    if temperature == 0.0:
-        hot = np.zeros_like(x)
-        hot[int(np.argmax(x))] = 1.0
-        return hot
-    x = x / temperature
+    if sampling.get("mask"):
+        modulus = sampling["mask"]["modulus"]
+        x[np.arange(len(x)) % modulus != (len(output) + sum(output)) % modulus] = -np.inf
+    return x
+
+
+def filtered(x: np.ndarray, sampling: dict) -> np.ndarray:
+    """Probabilities (float64, ascending ids) a token is drawn from, of its shaped logits."""
+    x = x / sampling["temperature"]
     p = np.exp(x - x.max())
     p /= p.sum()
     keep = np.ones(len(p), dtype=bool)
@@ -80,6 +86,18 @@ def filtered(logits: np.ndarray, sampling: dict, prompt: list[int], output: list
     return p / p.sum()
 
 
+def logprob_gap(row: np.ndarray, token: int, said: list) -> float:
+    """How far what was said of one token is from the truth."""
+    x = row.astype(np.float64)
+    truth = x - x.max() - math.log(np.exp(x - x.max()).sum())
+    chosen, top = said
+    gaps = [abs(chosen - truth[token])] + [abs(value - truth[one]) for one, value in top]
+    if top:
+        left_out = np.delete(truth, [one for one, _ in top])
+        gaps.append(max(0.0, float(left_out.max()) - min(value for _, value in top)))
+    return max(gaps)
+
+
 def judge(model: torch.nn.Module, case: dict) -> dict:
     """The verdict on one case."""
     prompt, generated = case["tokens"], case["generated"]
@@ -89,9 +107,13 @@ def judge(model: torch.nn.Module, case: dict) -> dict:
     sampling = case.get("sampling") or {}
     plain = not any(
         sampling.get(name)
-        for name in ("temperature", "presence_penalty", "frequency_penalty", "logit_bias", "repetition_penalty")
+        for name in ("temperature", "presence_penalty", "frequency_penalty", "logit_bias", "repetition_penalty", "mask")
     )
     max_gap, argmax, mismatches = 0.0, 0, []
+    gaps = [
+        logprob_gap(logits[index], token, said)
+        for index, (token, said) in enumerate(zip(generated, case.get("logprobs") or [], strict=False))
+    ]
     for index, token in enumerate(generated):
         row = logits[index]
         best = int(np.argmax(row))
@@ -99,17 +121,26 @@ def judge(model: torch.nn.Module, case: dict) -> dict:
         if plain:
             max_gap = max(max_gap, float(row[best] - row[token]))
             continue
-        p = filtered(row, sampling, prompt, generated[:index])
+        x = shaped(row, sampling, prompt, generated[:index])
         if sampling.get("temperature", 0.0) == 0.0:
-            expected, distance = int(np.argmax(p)), math.nan
+            expected = int(np.argmax(x))
+            distance = float(x[expected] - x[token])
         else:
+            p = filtered(x, sampling)
             u = philox_uniform(sampling["seed"], len(prompt) + index, case.get("choice", 0))
             cumulative = np.cumsum(p)
             expected = int(np.searchsorted(cumulative, u * cumulative[-1], side="right"))
             distance = float(min(abs(u - cumulative[token]), abs(u - (cumulative[token] - p[token]))))
         if expected != token:
             mismatches.append({"index": index, "expected": expected, "token": token, "distance": distance})
-    return {"id": case["id"], "tokens": len(generated), "max_gap": max_gap, "argmax": argmax, "mismatches": mismatches}
+    return {
+        "id": case["id"],
+        "tokens": len(generated),
+        "max_gap": max_gap,
+        "argmax": argmax,
+        "mismatches": mismatches,
+        "logprob_gap": max(gaps, default=0.0),
+    }
 
 
 def main() -> None:

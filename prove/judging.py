@@ -19,6 +19,7 @@ from pathlib import Path
 from pydantic import JsonValue
 
 from cli.demo.exact import REFERENCE
+from libs.controller.protocol import TokenLogprobs
 from prove.processes import started
 
 TIE = 1e-4
@@ -34,6 +35,7 @@ class Generation:
     prompt: Sequence[int]
     output: Sequence[int]
     sampling: Mapping[str, object] | None = None
+    logprobs: Sequence[TokenLogprobs] = ()
 
 
 @dataclass
@@ -45,6 +47,8 @@ class Tally:
     flips: int = 0
     wrong: list[str] = field(default_factory=list)
     largest_gap: float = 0.0
+    logprob_gap: float = 0.0
+    logprobs: int = 0
 
     @property
     def exact(self) -> bool:
@@ -58,6 +62,8 @@ class Tally:
             "flips": self.flips,
             "flips_per_100000": round(1e5 * self.flips / max(1, self.tokens), 2),
             "largest_gap": self.largest_gap,
+            "logprobs": self.logprobs,
+            "largest_logprob_gap": self.logprob_gap,
             "wrong": list(self.wrong[:20]),
         }
 
@@ -67,6 +73,8 @@ class Tally:
         self.flips += other.flips
         self.wrong += other.wrong
         self.largest_gap = max(self.largest_gap, other.largest_gap)
+        self.logprob_gap = max(self.logprob_gap, other.logprob_gap)
+        self.logprobs += other.logprobs
 
 
 class Judge:
@@ -124,7 +132,7 @@ class Court:
         """Judges until the end is submitted. Raises RuntimeError where the reference ends early."""
         while (entry := await self._cases.get()) is not None:
             group, case = entry
-            _count(self._tallies[group], await self._judge(case), greedy=not case.sampling)
+            _count(self._tallies[group], case, await self._judge(case))
         self._judged.set()
 
     def close(self) -> None:
@@ -141,6 +149,7 @@ class Court:
             "tokens": list(case.prompt),
             "generated": list(case.output),
             "sampling": dict(case.sampling or {}),
+            "logprobs": [[one.logprob, list(zip(one.top_ids, one.top_logprobs, strict=True))] for one in case.logprobs],
         }
         source.write(json.dumps(line).encode() + b"\n")
         await source.drain()
@@ -152,18 +161,24 @@ class Court:
         return verdict
 
 
-def _count(tally: Tally, verdict: Mapping[str, object], *, greedy: bool) -> None:
-    name, tokens = str(verdict["id"]), int(str(verdict["tokens"]))
+def _count(tally: Tally, case: Generation, verdict: Mapping[str, object]) -> None:
+    name, tokens = case.id, len(case.output)
     tally.generations += 1
     tally.tokens += tokens
     mismatches = verdict["mismatches"]
     assert isinstance(mismatches, list)
-    if greedy:
+    if not case.sampling:
         gap = float(str(verdict["max_gap"]))
         tally.largest_gap = max(tally.largest_gap, gap)
         tally.flips += tokens - int(str(verdict["argmax"]))
         if gap > TIE:
             tally.wrong.append(f"{name}: a token {gap:g} below the largest logit")
     tally.flips += len(mismatches)
-    far = [one for one in mismatches if not one["distance"] <= TIE]  # NaN, of a greedy choice, is far too
+    far = [one for one in mismatches if not one["distance"] <= TIE]
     tally.wrong += [f"{name}: token {one['index']} is {one['token']}, not {one['expected']}" for one in far]
+    if case.logprobs:
+        gap = float(str(verdict["logprob_gap"]))
+        tally.logprobs += len(case.logprobs)
+        tally.logprob_gap = max(tally.logprob_gap, gap)
+        if gap > TIE or len(case.logprobs) != tokens:
+            tally.wrong.append(f"{name}: {len(case.logprobs)} log-probabilities of {tokens} tokens, {gap:g} off")

@@ -14,11 +14,14 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import torch
+
 from libs.controller.catalog_facts import Node
-from libs.controller.protocol import Sampling, Tier
+from libs.controller.protocol import Sampling, Tier, TokenLogprobs
 from prove.judging import Generation
 from prove.prose import Prose
 from prove.worker_bench import Ask, Bench, Exchange, fresh_salt
+from services.worker.runtime.grammars import MaskFactory
 
 CHUNK = 256
 _ENDLESS = 2
@@ -52,6 +55,7 @@ class Played:
     output: list[int]
     sampling: Mapping[str, object] | None = None
     missed: list[str] = field(default_factory=list)
+    logprobs: Sequence[TokenLogprobs] = ()
 
     def expect(self, what: str, found: object, wanted: object) -> None:
         """Notes where they differ."""
@@ -63,8 +67,14 @@ class Played:
         if not holds:
             self.missed.append(f"{self.path}: {what} does not hold")
 
+    def tell(self, option: Option, logprobs: Sequence[TokenLogprobs]) -> None:
+        """What was said of the probabilities, where the option asks for it."""
+        if option.sampling.logprobs:
+            self.expect("log-probabilities", len(logprobs), len(self.output))
+            self.logprobs = logprobs
+
     def generation(self, number: int) -> Generation:
-        return Generation(f"{self.path}-{number}", self.prompt, self.output, self.sampling)
+        return Generation(f"{self.path}-{number}", self.prompt, self.output, self.sampling, self.logprobs)
 
     def history(self, salt: str, nodes: tuple[Node, ...] = ()) -> History:
         return History([*self.exchange.offer.request.tokens, *self.exchange.tokens], salt, nodes)
@@ -222,6 +232,7 @@ async def resumed(bench: Bench, prompt: Sequence[int], new: int, after: int, opt
         )
     )  # fmt: skip
     found = Played("resumed", second, list(prompt), [*delivered, *second.tokens], option.reference)
+    found.tell(option, [*first.logprobs, *second.logprobs])
     found.require("tokens on both sides of the cut", after <= len(delivered) < new)
     found.expect("tokens in all", len(found.output), new)
     found.require("a resident prefix", second.usage.cached_tokens > 0)
@@ -251,6 +262,7 @@ def options(seed: int, bias: Sequence[int]) -> list[Option]:
         Sampling(temperature=0.9, seed=seed, logit_bias=pushed),
         {"temperature": 0.9, "seed": seed, "logit_bias": {str(token): value for token, value in pushed}},
     )
+    base: dict[str, object] = {"temperature": 0.9, "seed": seed}
     every = {"top_p": 0.95, "top_k": 50, "min_p": 0.02, "repetition_penalty": 1.1, "presence_penalty": 0.2}
     return [
         one("temperature"),
@@ -262,13 +274,42 @@ def options(seed: int, bias: Sequence[int]) -> list[Option]:
         one("frequency_penalty", frequency_penalty=0.7),
         biased,
         one("all", **every, frequency_penalty=0.2),
+        Option("mask", Sampling(temperature=0.9, seed=seed, grammar=MASK), {**base, "mask": {"modulus": MODULUS}}),
+        Option("greedy mask", Sampling(grammar=MASK), {"mask": {"modulus": MODULUS}}),
+        Option("logprobs", Sampling(temperature=0.9, seed=seed, logprobs=5), base),
+        Option("greedy logprobs", Sampling(logprobs=1)),
     ]
+
+
+MASK, MODULUS = "modular", 7
+
+
+class ModularMask:
+    """Stands in for a grammar, as cli/reference.py's: the ids that are, modulo 7, the output's length plus its sum."""
+
+    def __init__(self, vocab: int) -> None:
+        self._ids = torch.arange(vocab) % MODULUS
+        self._wanted = 0
+
+    def advance(self, token: int) -> None:
+        """See LogitsMask."""
+        self._wanted = (self._wanted + 1 + token) % MODULUS
+
+    def allowed(self) -> torch.Tensor | None:
+        """See LogitsMask."""
+        return self._ids == self._wanted
+
+
+def masks(vocab: int) -> dict[str, MaskFactory]:
+    """What the options name as their grammar."""
+    return {MASK: lambda: ModularMask(vocab)}
 
 
 async def sampled(bench: Bench, prompt: Sequence[int], new: int, option: Option, salt: str) -> Played:
     """Drawn, with one option."""
     found = _played(f"sampled {option.name}", await bench.run(Ask(prompt, new, salt, option.sampling)))
     found.sampling = option.reference
+    found.tell(option, found.exchange.logprobs)
     return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,29 @@ async def test_a_wrong_token_and_a_float_tie_are_told_apart(folder: Path, bench:
     )
     assert groups["right"].exact and groups["right"].flips == 0
     assert not groups["wrong"].exact and groups["wrong"].flips >= 1
+
+
+async def test_a_wrong_probability_and_a_token_the_mask_forbids_are_seen(folder: Path) -> None:
+    prompt = Prose(folder, 3).prompt(40)
+    ways = {option.name: option for option in paths.options(5, [7, 8])}
+    async with Bench(folder, {"kv_bytes": 8 << 20}, masks=paths.masks(512)) as bench:
+        masked = await paths.sampled(bench, prompt, 6, ways["greedy mask"], fresh_salt())
+        told = await paths.sampled(bench, prompt, 6, ways["logprobs"], fresh_salt())
+    honest = {"masked": [masked.generation(1)], "told": [told.generation(1)]}
+    allowed = next(token for token in range(512) if token % 7 == masked.output[0] % 7 and token != masked.output[0])
+    other = replace(masked.generation(2), output=[allowed, *masked.output[1:]])
+    forbidden = replace(masked.generation(3), output=[masked.output[0] + 1, *masked.output[1:]])
+    said = [replace(told.logprobs[0], logprob=told.logprobs[0].logprob + 0.01), *told.logprobs[1:]]
+    missing = [replace(one, top_ids=one.top_ids[1:], top_logprobs=one.top_logprobs[1:]) for one in told.logprobs]
+    planted = {
+        "another token": [other],
+        "a forbidden token": [forbidden],
+        "a wrong probability": [replace(told.generation(4), logprobs=said)],
+        "the likeliest left out": [replace(told.generation(5), logprobs=missing)],
+        "one probability too few": [replace(told.generation(6), logprobs=told.logprobs[:-1])],
+    }
+    verdicts = await Judge(folder).judge_groups({**honest, **planted})
+    assert [name for name, tally in verdicts.items() if not tally.exact] == list(planted)
 
 
 async def test_a_path_that_was_not_taken_is_noticed(folder: Path, bench: Bench) -> None:
