@@ -162,9 +162,10 @@ class Cluster:
                 tasks.create_task(self._supervisor.start(server.spec(restart=spec.restart)))
                 for server in (etcd, self.s3_server)
             ]
-            for model in dict.fromkeys(("tiny",) if spec.echo else spec.models):
-                tasks.create_task(self._prepare(model))
+            models = list(dict.fromkeys(("tiny",) if spec.echo else spec.models))
+            preparing = [tasks.create_task(self._prepare(model)) for model in models]
         self.etcd, self.s3 = (task.result() for task in starting)
+        self.folders = dict(task.result() for task in preparing)
         self._progress("starting the catalog and the router", 0.4)
         self.catalog = await self._service("catalog", self._catalog, self._catalog_settings(etcd))
         self.router = await self._service("router", self._router, {"catalog": self.catalog_target})
@@ -196,9 +197,9 @@ class Cluster:
             reason = f"did not list {sorted(self.folders)} with all of {sorted(self.workers)} heard in time"
             raise ChildFailedError("ingress", reason, list(self.ingress.tail)) from None
 
-    async def _prepare(self, model: str) -> None:
+    async def _prepare(self, model: str) -> tuple[str, Path]:
         name = "echo" if self.spec.echo else served_name(model)
-        self.folders[name] = await prepare(model, self.spec.model_cache, self._progress)
+        return name, await prepare(model, self.spec.model_cache, self._progress)
 
     def _worker_models(self) -> list[str]:
         return [name for name in self.folders for _ in range(self.spec.workers)]
