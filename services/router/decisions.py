@@ -39,5 +39,5 @@ class Decisions:
             cached_tokens=chosen.cached_tokens,
             predicted_ttft_ms=round(last.predicted_ttft_ms, 1),
             measured_ttft_ms=None if last.measured_ttft_ms is None else round(last.measured_ttft_ms, 1),
-            detail=last.detail,
+            **({"detail": last.detail} if last.detail else {}),
         )

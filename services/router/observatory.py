@@ -18,7 +18,7 @@ from libs.controller.errors import WireError
 from libs.controller.fleet import Fleet
 from libs.controller.knobs import DiscoveryKnobs
 from libs.controller.protocol import ElectTunnel, Heartbeat, SnapshotRequest
-from libs.controller.router_events import CapacityFreed, RouterEvent, WorkerUnavailable
+from libs.controller.router_events import CapacityFreed, Loss, RouterEvent, WorkerUnavailable
 from libs.controller.wire import TunnelCodec
 from libs.service.logs import get_logger
 from libs.tunnel import ChannelFullError, Tunnel, TunnelClosedError
@@ -111,9 +111,9 @@ class Observatory:
                     self._routes_ended(effect.tunnel)
                 case WorkerUnavailable():
                     self.losses[effect.loss.value] += 1
-                    log.warning(
-                        "worker unavailable", worker=effect.worker, epoch=effect.epoch, reason=effect.loss.value
-                    )
+                    # Who leaves in order is no reason to look.
+                    say = log.info if effect.loss is Loss.RETIRED else log.warning
+                    say("worker unavailable", worker=effect.worker, epoch=effect.epoch, reason=effect.loss.value)
                     self._feed(effect)
 
     def _observe(self, observed: Observed) -> None:

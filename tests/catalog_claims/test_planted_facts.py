@@ -1,0 +1,132 @@
+"""Each checker of the catalog's claims is shown the fault it is there for, and must see it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from prove import p4_epochs, p4_etcd_away, p4_tenancy
+from prove.p4_tenancy import Found, Times, welch_p
+from prove.report import Outcome
+from prove.routed import Tenant
+
+SECRET = "07" * 32
+TENANTS = [Tenant("acme", SECRET), Tenant("umbrella", SECRET)]
+
+
+def failed(outcome: Outcome) -> list[str]:
+    assert isinstance(outcome.figure, dict)
+    return [str(name) for name in outcome.figure["failed"]]
+
+
+# --- 4-tenancy ---
+
+
+def honest(seed: int = 1) -> Found:
+    draw = random.Random(seed)
+    times = Times(*([draw.gauss(mean, 8.0) for _ in range(400)] for mean in (100.0, 100.0, 20.0)))
+    return Found(times, hits=400, again=400, said=["worker: up", "segue_worker_pages 3"])
+
+
+def tenancy(found: Found, owned: list[set[str]] | None = None) -> list[str]:
+    return failed(p4_tenancy.judged(found, TENANTS, owned or [{"aa"}, {"bb"}], timed=True))
+
+
+def test_two_tenants_that_share_nothing_pass() -> None:
+    assert tenancy(honest()) == []
+
+
+@pytest.mark.parametrize("word", [TENANTS[0].name, TENANTS[1].salt])
+def test_a_name_or_salt_in_a_label_is_seen(word: str) -> None:
+    assert tenancy(replace(honest(), said=[f'segue_requests_total{{tenant="{word}"}} 3'])) == [
+        "names or salts in logs, labels and spans"
+    ]
+
+
+def test_a_shared_chunk_a_foreign_hit_and_a_missing_own_hit_are_seen() -> None:
+    assert tenancy(honest(), [{"aa", "cc"}, {"bb", "cc"}]) == ["chunks of both"]
+    assert tenancy(replace(honest(), foreign_tokens=256)) == ["cached tokens of the other's prompts"]
+    assert tenancy(replace(honest(), hits=399)) == ["own prompts: hits"]
+
+
+def test_a_cache_that_answers_the_other_sooner_is_told_by_its_times() -> None:
+    leaky = honest()
+    leaky.times.seen = [0.95 * one for one in leaky.times.seen]
+    assert "p of equal means, seen and fresh" in tenancy(leaky)
+
+
+def test_times_too_few_or_too_wild_to_show_five_percent_do_not_pass() -> None:
+    draw = random.Random(3)
+    wild = honest()
+    wild.times.seen, wild.times.fresh = ([draw.gauss(100, 90) for _ in range(400)] for _ in range(2))
+    assert "p with 5 % planted" in tenancy(wild)
+
+
+def test_welch_is_right_about_as_often_as_it_says() -> None:
+    draw = random.Random(4)
+    alarms = sum(
+        welch_p([draw.gauss(5, 1) for _ in range(200)], [draw.gauss(5, 2) for _ in range(200)]) < 0.05
+        for _ in range(400)
+    )
+    assert 8 <= alarms <= 34, "5 % of 400 are 20"
+
+
+# --- 4-epochs ---
+
+
+def epochs() -> p4_epochs.Found:
+    events = {"lease lost": 1, "etcd killed": 1, "etcd restored": 1}
+    return p4_epochs.Found([*range(100, 108)], events, 3, [], {"older ended by itself": True})
+
+
+@pytest.mark.parametrize(
+    ("plant", "seen"),
+    [
+        (lambda f: f.epochs.__setitem__(4, 103), "epochs not above the one before"),
+        (lambda f: f.epochs.__delitem__(slice(3, None)), "processes"),
+        (lambda f: f.events.pop("etcd restored"), "etcd restored"),
+        (lambda f: f.changed.append("lease lost: 1 became 2"), "epochs that changed in a process's life"),
+        (lambda f: f.duplicate.update({"older ended by itself": False}), "duplicate: older ended by itself"),
+        (lambda f: f.duplicate.clear(), "duplicate tried"),
+        (lambda f: setattr(f, "reattached", 2), "attached again after each"),
+    ],
+)
+def test_each_fault_of_the_epochs_is_seen(plant: Callable[[p4_epochs.Found], Any], seen: str) -> None:
+    found = epochs()
+    assert failed(p4_epochs.judged(found, 6)) == []
+    plant(found)
+    assert seen in failed(p4_epochs.judged(found, 6))
+
+
+# --- 4-etcd-away ---
+
+
+def away() -> p4_etcd_away.Found:
+    attached = [{f"w{i}": 0.01 for i in range(6)}, {f"w{i}": 0.3 * i for i in range(6)}]
+    return p4_etcd_away.Found(
+        streamed=9, short=200, short_away=90, fewest_tunnels=1, looks=9, attached_s=attached, same_epochs=True,
+        same_processes=True,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "seen"),
+    [
+        ({"broken": ["stream 3: UNAVAILABLE"]}, "broken streams and requests"),
+        ({"streamed": 0}, "tokens streamed"),
+        ({"fewest_tunnels": 0}, "fewest tunnels to a worker"),
+        ({"lost": ["worker disconnected"]}, "tunnels lost"),
+        ({"same_epochs": False}, "same epochs"),
+        ({"same_processes": False}, "same processes"),
+        ({"short_away": 3}, "requests served while away"),
+        ({"attached_s": [{}, {f"w{i}": 0.3 * i for i in range(6)}]}, "hung: workers attached again"),
+        ({"attached_s": [{f"w{i}": 0.0 for i in range(6)}] * 2}, "gone: spread of their return, s"),
+    ],
+)
+def test_each_thing_that_an_outage_breaks_is_seen(change: dict[str, Any], seen: str) -> None:
+    assert failed(p4_etcd_away.judged(away(), full=True)) == []
+    assert failed(p4_etcd_away.judged(replace(away(), **change), full=True)) == [seen]
