@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from prove import p4_epochs, p4_etcd_away, p4_tenancy
+from prove import p4_epochs, p4_etcd_away, p4_golden, p4_tenancy
+from prove.checks import Checks
 from prove.p4_tenancy import Found, Times, welch_p
 from prove.report import Outcome
 from prove.routed import Tenant
@@ -130,3 +131,24 @@ def away() -> p4_etcd_away.Found:
 def test_each_thing_that_an_outage_breaks_is_seen(change: dict[str, Any], seen: str) -> None:
     assert failed(p4_etcd_away.judged(away(), full=True)) == []
     assert failed(p4_etcd_away.judged(replace(away(), **change), full=True)) == [seen]
+
+
+# --- 4-golden ---
+
+
+def test_ids_that_differ_between_processes_or_implementations_are_seen() -> None:
+    one: dict[str, Any] = {"root": "aa", "owner": "bb"}
+    other: dict[str, Any] = {"root": "cc", "owner": "bb"}
+    honest = [[one, one], [other, other]]
+
+    def verdict(said: dict[str, list[list[dict[str, Any]]]], golden: dict[str, Any] = one) -> list[str]:
+        checks = Checks()
+        p4_golden.judge(checks, said, golden, 2)
+        return [str(check["name"]) for check in checks.failed]
+
+    assert verdict({"0": honest, "1": honest}) == []
+    assert verdict({"0": honest, "1": [[one, one], [one, other]]}) == ["processes that say otherwise"]
+    assert verdict({"0": [[one, one], [other, one]]}) == ["inputs on which the two differ"]
+    assert verdict({"0": honest}, other) == ["golden ids by the library", "golden ids by the reference"]
+    assert "inputs answered by each process" in verdict({"0": honest, "1": []})
+    assert verdict({"0": [[one, one], [one, one]]}) == ["different roots"]
