@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from libs.controller.discovery import Forgotten, Observed
 from libs.controller.knobs import POLICY_KNOBS, PolicyKnobs
 from libs.controller.policy import Corrections, work_ms
-from libs.controller.protocol import AssignmentId, Heartbeat, Load, OfferReply, Tier, TierCost
+from libs.controller.protocol import AssignmentId, Candidate, Gone, Heartbeat, Load, OfferReply, Tier, TierCost
 from libs.controller.residency import ResidencyIndex
 from libs.controller.router_effects import Accepted, Booked, Measured, Unbooked
 
@@ -110,6 +110,10 @@ class Fleet:
         if booking is not None and reply.accepted:
             booking.pages = 0
         self._settle(view, now_ms)
+
+    def missed(self, candidate: Candidate) -> None:
+        """The worker does not hold what the candidate counted on; its next heartbeat says what else has changed."""
+        self.index.drop(candidate.worker, Gone(candidate.prefix_hash, Tier.GPU))
 
     def account(self, effect: Booked | Accepted | Unbooked | Measured, now_ms: float) -> None:
         """An accounting effect of the router machine."""

@@ -71,6 +71,7 @@ class FactKnobs:
 
     nodes: int = 200_000  # chunk facts kept, least recently used first out
     replica_ttl_ms: float = 5_000.0  # chunks never change, their replicas do: asked again after this long
+    idle_queue_ms: float = 50.0  # a worker with a longer queue is no reason not to ask where else a prefix lies
 
 
 ROUTER_KNOBS = RouterKnobs()

@@ -51,6 +51,10 @@ class ResidencyIndex:
             if not holders:
                 del self._holders[name]
 
+    def drop(self, worker: str, gone: Gone) -> None:
+        """A boundary that proved not to be there."""
+        self._remove(worker, gone)
+
     def _add(self, worker: str, resident: Resident, now_ms: float) -> None:
         holding = self._holders.setdefault(resident.hash, {}).setdefault(worker, {})
         self._held.setdefault(worker, set()).add(resident.hash)

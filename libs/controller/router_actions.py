@@ -96,7 +96,7 @@ class RouterActions:
         self._entered.append((state, state.phase, trigger))
         return True
 
-    def _plan(self, state: RequestState, fresh: bool) -> None:
+    def _plan(self, state: RequestState, fresh: bool, *, whole: bool = False) -> None:
         """Asks for candidates, unless what is known already ends the request."""
         rests_ms = self._guard.rests_ms(state.prompt, self._now)
         early = state.finished_early()
@@ -115,7 +115,7 @@ class RouterActions:
             state.phase = Phase.PLANNING
             request = state.attempt_request(self._now)
             self._out.append(
-                PlanRequested(request.request_id, state.plan_id, request, state.fingerprint, state.avoid, fresh)
+                PlanRequested(request.request_id, state.plan_id, request, state.fingerprint, state.avoid, fresh, whole)
             )
 
     def _offer_next(self, state: RequestState) -> None:
@@ -128,10 +128,11 @@ class RouterActions:
         )
         if exhausted or ended:
             self._record(state)
-            if exhausted and state.starved and not ended:
+            partial = state.plan.partial
+            if exhausted and state.starved and not ended and not partial:
                 self._wait(state)
             else:
-                self._plan(state, fresh=True)
+                self._plan(state, fresh=True, whole=partial)
             return
         choice = state.remaining.pop(0)
         option = state.ranked[choice]
@@ -245,7 +246,7 @@ class RouterActions:
         if not self._enter(state, Trigger.WOKEN):
             raise ControllerBugError(state.phase.value, Trigger.WOKEN.value, "a queued request that does not wait")
         state.waiter, state.passes = waiter, passes - 1
-        self._plan(state, fresh=False)
+        self._plan(state, fresh=state.plan.partial)
 
     def _settle(self, attempt: Attempt, result: Result) -> None:
         attempt.usage, attempt.timings = result.usage, result.timings

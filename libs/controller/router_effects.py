@@ -90,6 +90,7 @@ class PlanRequested:
 
     `fingerprint` pins the variant ("" = any of the name's); workers in `avoid` failed this request lately: rank them
     behind all others. `fresh` = ask the catalog for what is not known; False for a waiter that was planned before.
+    `whole` = a partial plan led nowhere: none is wanted this time.
     """
 
     request_id: str
@@ -98,6 +99,7 @@ class PlanRequested:
     fingerprint: str
     avoid: tuple[str, ...]
     fresh: bool
+    whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)

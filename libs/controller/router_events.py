@@ -58,11 +58,16 @@ class Obstacle:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The outcome of planning one attempt: candidates best first, or the obstacle. Exactly one of the two is empty."""
+    """The outcome of planning one attempt: candidates best first, or the obstacle. Exactly one of the two is empty.
+
+    `partial`: the catalog was not asked, and only who has the prefix in its pages is ranked. When they are used up, a
+    whole plan is made before anything else.
+    """
 
     ranked: tuple[RankedCandidate, ...] = ()
     pruned: tuple[Pruned, ...] = ()
     obstacle: Obstacle | None = None
+    partial: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,17 @@ from dataclasses import dataclass, replace
 
 from libs.controller.errors import EncodingError, WireError
 from libs.controller.fleet import Fleet
-from libs.controller.protocol import AssignmentId, Cancel, Delta, Offer, OfferReply, Result, TraceContext
+from libs.controller.protocol import (
+    AssignmentId,
+    Cancel,
+    Candidate,
+    DeclineReason,
+    Delta,
+    Offer,
+    OfferReply,
+    Result,
+    TraceContext,
+)
 from libs.controller.router_effects import CloseRoute, SendCancel, SendOffer
 from libs.controller.router_events import DeltaReceived, ReplyReceived, ResultReceived, RouteDropped, RouterEvent
 from libs.controller.wire import TunnelCodec
@@ -47,13 +57,17 @@ class _Carried:
     """One assignment and its route."""
 
     assignment: AssignmentId
-    worker: str
+    candidate: Candidate
     epoch: int
     tunnel_id: int
     route: Route | None = None  # once it is open
     over: bool = False  # the machine wants nothing more of it
     cancelled: bool = False  # the worker has been told, or will be when the route opens
     linger: asyncio.TimerHandle | None = None
+
+    @property
+    def worker(self) -> str:
+        return self.candidate.worker
 
 
 class Assignments:
@@ -91,7 +105,7 @@ class Assignments:
             return
         headers = self._spans.offered(offer)
         request = replace(offer.request, trace=TraceContext(headers.traceparent, headers.tracestate))
-        carried = _Carried(offer.assignment, worker, offer.epoch, tunnel.tunnel_id)
+        carried = _Carried(offer.assignment, offer.candidate, offer.epoch, tunnel.tunnel_id)
         self._carried[offer.assignment] = carried
         self._spawn(self._carry(carried, tunnel, replace(offer, request=request)), "assignment")
 
@@ -181,6 +195,8 @@ class Assignments:
         match value:
             case OfferReply():
                 self._fleet.replied(carried.worker, value, now_ms())
+                if value.reason is DeclineReason.PREFIX_GONE:
+                    self._fleet.missed(carried.candidate)
                 reason = "accepted" if value.accepted else value.reason.name.lower()
                 self._spans.answered(value.assignment, reason)
                 self._feed(ReplyReceived(carried.worker, value))

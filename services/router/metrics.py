@@ -59,7 +59,8 @@ class RouterMetrics:
         self.resumes = counter("resumes", "Attempts that went on from tokens delivered by an earlier one")
         self._lookups = counter(
             "lookups",
-            "Look-ups of chunk facts at the catalog: in_time, late, failed, or skipped (too many under way)",
+            "Look-ups of chunk facts at the catalog: in_time, late, failed, skipped (too many under way), or covered "
+            "(not asked: an idle worker holds the request up to less than a chunk)",
             "answer",
         )
         self._ttft = histogram(
@@ -76,7 +77,7 @@ class RouterMetrics:
         for reason in DeclineReason:
             if reason is not DeclineReason.UNSPECIFIED:
                 self._declines.labels(reason.name.lower())
-        for answer in ("in_time", "late", "failed", "skipped"):
+        for answer in ("in_time", "late", "failed", "skipped", "covered"):
             self._lookups.labels(answer)
         for outcome_name in ("completed", "cancelled"):
             self._requests.labels(outcome_name)

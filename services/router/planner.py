@@ -16,9 +16,10 @@ from libs.continuation.errors import IdentityError
 from libs.controller import candidates
 from libs.controller.candidates import Variant
 from libs.controller.catalog_facts import Model
+from libs.controller.coverage import covered
 from libs.controller.fleet import Fleet
 from libs.controller.knobs import POLICY_KNOBS
-from libs.controller.protocol import GenerationRequest
+from libs.controller.protocol import GenerationRequest, Tier
 from libs.controller.router_effects import PlanRequested
 from libs.controller.router_events import Obstacle, ObstacleKind, Plan, Planned, RouterEvent
 from libs.service.logs import get_logger
@@ -104,16 +105,32 @@ class Planner:
         hashed = time.perf_counter()
         entries = _variants(models, request)
         computed = time.perf_counter() - hashed
-        if effect.fresh:
-            found = await asyncio.gather(*(self._lookups.complete(entry, request, self._budget_s) for entry in entries))
-            entries = [one.entry for one in found]
-        else:
-            entries = [self._lookups.remembered(entry, request) for entry in entries]
         ranking = time.perf_counter()
-        plan = candidates.plan(request, entries, self._fleet, now_ms(), effect.avoid, POLICY_KNOBS)
+        plan = self._partial(entries, effect)
+        if plan is None:
+            if effect.fresh:
+                asked = (self._lookups.complete(entry, request, self._budget_s) for entry in entries)
+                entries = [one.entry for one in await asyncio.gather(*asked)]
+            else:
+                entries = [self._lookups.remembered(entry, request) for entry in entries]
+            ranking = time.perf_counter()
+            plan = candidates.plan(request, entries, self._fleet, now_ms(), effect.avoid, POLICY_KNOBS)
         ended = time.perf_counter()
         self._metrics.planned(ended - began, computed + ended - ranking)
         return plan
+
+    def _partial(self, entries: Sequence[Variant], effect: PlanRequested) -> Plan | None:
+        """A plan from residency alone; None where the catalog's facts could matter."""
+        request = effect.request
+        if effect.whole or not any(covered(request, entry, self._fleet, effect.avoid) for entry in entries):
+            return None
+        entries = [self._lookups.remembered(entry, request) for entry in entries]
+        plan = candidates.plan(request, entries, self._fleet, now_ms(), effect.avoid, POLICY_KNOBS)
+        ranked = tuple(option for option in plan.ranked if option.candidate.tier is Tier.GPU)
+        if not ranked or ranked[0] != plan.ranked[0]:
+            return None
+        self._metrics.lookup("covered")
+        return Plan(ranked, plan.pruned, partial=True)
 
     def _pinned(self, models: Sequence[Model], fingerprint: str) -> tuple[Model, ...]:
         """The variant a stream has begun with, also if its name does not list it any more."""

@@ -155,6 +155,20 @@ def test_a_decline_moves_on_and_only_a_stale_prefix_keeps_the_worker() -> None:
     ]
 
 
+@pytest.mark.parametrize("reason", [DeclineReason.PREFIX_GONE, DeclineReason.INSUFFICIENT_PAGES])
+def test_a_partial_plan_that_leads_nowhere_is_followed_by_a_whole_one_before_any_wait(reason: DeclineReason) -> None:
+    d = Driver()
+    d.submit(request("r"))
+    assert not d.last(fx.PlanRequested).whole
+    d.feed(rx.Planned("r", 1, rx.Plan((RankedCandidate(at("a", Tier.GPU, 4)),), partial=True)))
+    d.reply(False, reason)
+    wanted = d.last(fx.PlanRequested)
+    assert (wanted.plan_id, wanted.fresh, wanted.whole) == (2, True, True)
+    d.plan(at("a"))
+    d.reply(False, DeclineReason.INSUFFICIENT_PAGES)
+    assert d.machine.phase("r") is Phase.WAITING
+
+
 @pytest.mark.parametrize("reason", sorted(set(DeclineReason) - {DeclineReason.UNSPECIFIED}))
 def test_when_nobody_is_left_the_reason_decides_between_waiting_and_planning(reason: DeclineReason) -> None:
     d = Driver()

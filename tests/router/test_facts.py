@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from libs.controller.protocol import DeclineReason, ErrorDelivery, StatusCode, Tier, TierCost
+from libs.continuation.chain import plan, root
+from libs.controller.protocol import DeclineReason, ErrorDelivery, Resident, StatusCode, Tier, TierCost
+from tests.router.fake_catalog import FINGERPRINT
 from tests.router.fake_worker import Job
 from tests.router.rig import Rig, eventually, request, running
 
@@ -48,6 +50,33 @@ async def test_what_is_durable_is_restored_by_the_nodes_of_the_offer() -> None:
         assert len(rig.catalog.lookups) == 1
         assert rig.metric("lookups_total", answer="in_time") == 1
         assert rig.metric("facts") == 3
+
+
+async def test_a_conversation_that_goes_on_where_it_was_asks_nobody() -> None:
+    async with running(None) as rig:
+        chain = plan(root(FINGERPRINT, "00" * 32), PROMPT[:-1])
+        rig.worker.resident = (Resident(chain.chunks[-1].hash, 512, Tier.GPU, FINGERPRINT),)
+        rig.worker.say()
+        await eventually(lambda: len(rig.router.observatory.fleet.index) == 1, "residency")
+        assert (await ask(rig)).offer.candidate.tier is Tier.GPU
+        assert rig.catalog.lookups == []
+        assert rig.metric("lookups_total", answer="covered") == 1
+
+
+async def test_where_the_pages_prove_gone_the_catalog_is_asked_and_another_place_found() -> None:
+    async with running(None) as rig:
+        nodes = rig.catalog.publish(PROMPT[:512])
+        rig.worker.resident = (Resident(nodes[1].chunk.hash, 512, Tier.GPU, FINGERPRINT),)
+        await with_tiers(rig)
+        stream = await rig.ingress.submit(request(600, 2, tokens=PROMPT))
+        job = await rig.worker.next()
+        assert job.offer.candidate.tier is Tier.GPU and rig.catalog.lookups == []
+        rig.worker.resident = ()
+        job.decline(DeclineReason.PREFIX_GONE)
+        job = await rig.worker.next()
+        assert job.offer.candidate.tier is Tier.OBJECT and len(rig.catalog.lookups) == 1
+        job.run()
+        assert (await stream.completed(2)).served.attempts == 2, "the boundary that proved gone is not tried again"
 
 
 async def test_only_the_unknown_suffix_is_asked_for() -> None:

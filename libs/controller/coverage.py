@@ -1,0 +1,40 @@
+"""Whether the catalog's word could matter to a plan. Pure.
+
+It could not where a worker that may begin at once has the request in its device pages up to less than a chunk: all that
+could be learnt is another place to bring the same from, or a tail that spares the computation of a part of one chunk.
+So a conversation that goes on where it was waits for nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from libs.continuation.chain import CHUNK_TOKENS, TAIL_TOKENS
+from libs.controller.candidates import Variant
+from libs.controller.fleet import Fleet
+from libs.controller.knobs import FACT_KNOBS, FactKnobs
+from libs.controller.protocol import GenerationRequest, Tier
+
+
+def covered(
+    request: GenerationRequest,
+    entry: Variant,
+    fleet: Fleet,
+    avoid: Collection[str] = (),
+    knobs: FactKnobs = FACT_KNOBS,
+) -> bool:
+    """Whether such a worker is known, those in `avoid` left out."""
+    least = max(TAIL_TOKENS, request.processed - CHUNK_TOKENS + 1)
+    ends = [*entry.chain.tails(), *entry.chain.chunks[-1:]]
+    return any(
+        _may_begin(fleet, worker, knobs)
+        for node in ends
+        if node.end >= least
+        for worker, tiers in fleet.index.holders(node.hash).items()
+        if Tier.GPU in tiers and worker not in avoid
+    )
+
+
+def _may_begin(fleet: Fleet, worker: str, knobs: FactKnobs) -> bool:
+    view = fleet.view(worker)
+    return view is not None and not view.heartbeat.draining and view.queue_ms <= knobs.idle_queue_ms
