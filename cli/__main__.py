@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from cli import up as up_command
+from cli.cache.app import app as cache_commands
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -16,6 +17,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Segue: open-weight language models behind an OpenAI-compatible API; no prompt is paid for twice.",
 )
+
+app.add_typer(cache_commands, name="cache")
 
 Models = Annotated[
     list[str] | None,

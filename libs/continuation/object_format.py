@@ -160,12 +160,30 @@ def read_format(data: "Buffer") -> tuple[ObjectMetadata, LayerGroup, ObjectForma
 def _read_format(view: memoryview) -> tuple[ObjectMetadata, LayerGroup, ObjectFormat]:
     if len(view) < _LENGTH_BYTES:
         raise TruncatedObjectError(f"object has {len(view)} bytes, too few for a header length: fetch it again")
-    header_end = _LENGTH_BYTES + int.from_bytes(view[:_LENGTH_BYTES], "little")
-    if header_end > _LENGTH_BYTES + _MAX_HEADER_BYTES:
-        raise MalformedObjectError(f"object declares a header of {header_end} bytes: not a chunk object, quarantine it")
+    header_end = header_size(view)
     if len(view) < header_end:
         raise TruncatedObjectError(f"object has {len(view)} of at least {header_end} bytes: fetch it again")
-    header = bytes(view[:header_end])
+    return read_header(bytes(view[:header_end]), len(view))
+
+
+def header_size(start: "Buffer") -> int:
+    """Bytes of an object's header, its length prefix included, from the object's first 8 bytes or more.
+
+    Raises:
+        MalformedObjectError: no chunk object is that long.
+    """
+    header_end = _LENGTH_BYTES + int.from_bytes(memoryview(start)[:_LENGTH_BYTES], "little")
+    if header_end > _LENGTH_BYTES + _MAX_HEADER_BYTES:
+        raise MalformedObjectError(f"object declares a header of {header_end} bytes: not a chunk object, quarantine it")
+    return header_end
+
+
+def read_header(header: bytes, size: int) -> tuple[ObjectMetadata, LayerGroup, ObjectFormat]:
+    """`read_format` of an object of `size` bytes of which only the header (`header_size` bytes) is at hand.
+
+    Raises:
+        TruncatedObjectError, MalformedObjectError: as `read_format`.
+    """
     try:
         entries = json.loads(header[_LENGTH_BYTES:].decode("ascii"))
         metadata = _metadata(json.loads(entries["__metadata__"][METADATA_KEY]))
@@ -178,10 +196,10 @@ def _read_format(view: memoryview) -> tuple[ObjectMetadata, LayerGroup, ObjectFo
         raise MalformedObjectError(
             "object's header is not the canonical one for its metadata: quarantine it and recompute"
         )
-    if len(view) < expected.size:
-        raise TruncatedObjectError(f"object has {len(view)} of {expected.size} bytes: fetch it again")
-    if len(view) > expected.size:
-        raise MalformedObjectError(f"object has {len(view)} bytes where {expected.size} are declared: quarantine it")
+    if size < expected.size:
+        raise TruncatedObjectError(f"object has {size} of {expected.size} bytes: fetch it again")
+    if size > expected.size:
+        raise MalformedObjectError(f"object has {size} bytes where {expected.size} are declared: quarantine it")
     return metadata, group, expected
 
 

@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from libs.contracts.segue.v1 import catalog_pb2 as pb
+
 _SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 
@@ -51,6 +53,20 @@ class CatalogMetrics:
         self.watchers = Gauge(
             "segue_catalog_endpoint_watchers", "Streams that follow the endpoint map", registry=registry
         )
+        self._collected = Counter(
+            "segue_catalog_collected_total",
+            "What collections and purges removed, by reason",
+            ("reason",),
+            registry=registry,
+        )
+        self._collected_bytes = Counter(
+            "segue_catalog_collected_bytes_total", "Bytes of the objects they removed", registry=registry
+        )
+        self._unreadable = Counter(
+            "segue_catalog_unreadable_decisions_total",
+            "Sealed batches of decisions that were missing or damaged when they were read",
+            registry=registry,
+        )
         # Series exist from the start, or a first conflict would be no increase.
         for where in ("publish", "lookup"):
             self._conflicts.labels(where)
@@ -72,6 +88,15 @@ class CatalogMetrics:
 
     def unknown_replicas(self, count: int) -> None:
         self._unknown.inc(count)
+
+    def collected(self, report: pb.CollectGarbageResponse | pb.PurgeResponse) -> None:
+        for item in report.collected:
+            self._collected.labels(pb.CollectReason.Name(item.reason).removeprefix("COLLECT_REASON_").lower()).inc()
+            if item.key:
+                self._collected_bytes.inc(item.bytes)
+
+    def unreadable_decisions(self) -> None:
+        self._unreadable.inc()
 
     def export_watch_lag(self, lag_s: Callable[[], float]) -> None:
         gauge = Gauge(

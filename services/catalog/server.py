@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -12,18 +14,30 @@ from libs.contracts.segue.v1 import catalog_pb2_grpc
 from libs.service.errors import StartError
 from libs.service.lifecycle import Service
 from libs.service.logs import get_logger
+from services.catalog.calls import Facts
+from services.catalog.collect.collector import Collector
+from services.catalog.collect.regular import collect_regularly
+from services.catalog.collect.run import Limits, Reached, unobserved
 from services.catalog.etcd.backoff import Backoff
 from services.catalog.etcd.client import EtcdClient, Login, Tls
 from services.catalog.etcd.errors import EtcdError, EtcdUnavailableError
+from services.catalog.facts.decisions import Decisions
+from services.catalog.facts.demand_map import DemandHub
+from services.catalog.facts.demands import Demands
 from services.catalog.facts.endpoints import EndpointHub
 from services.catalog.facts.keys import Keys
+from services.catalog.facts.listing import Listing
 from services.catalog.facts.lookup import Lookups
 from services.catalog.facts.models import Models
+from services.catalog.facts.pins import Pins
 from services.catalog.facts.publish import Publisher
 from services.catalog.facts.replicas import Replicas
+from services.catalog.facts.retentions import Keeping, Retentions
+from services.catalog.facts.uses import Uses
 from services.catalog.facts.workers import Workers
 from services.catalog.metrics import CatalogMetrics
-from services.catalog.servicer import CatalogServicer, Facts
+from services.catalog.rebuild import Rebuilder
+from services.catalog.servicer import CatalogServicer
 from services.catalog.settings import CatalogSettings
 from services.catalog.store import ObjectStore, StoreError, StoreTarget, StoreUnavailableError
 
@@ -36,16 +50,32 @@ class DependencyError(StartError):
 
 @dataclass(frozen=True)
 class Catalog:
-    """The parts of one catalog process. `endpoints.run()` must be running for the endpoint map to move."""
+    """The parts of one catalog process. `endpoints.run()` and `demands.run()` must be running for their maps to
+    move."""
 
     etcd: EtcdClient
     store: ObjectStore
     endpoints: EndpointHub
+    demands: DemandHub
+    collector: Collector
     servicer: CatalogServicer
 
 
-def assemble(settings: CatalogSettings, metrics: CatalogMetrics) -> Catalog:
-    """Inside the event loop; nothing connects yet. Raises StartError for unreadable files."""
+def unix_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def assemble(
+    settings: CatalogSettings,
+    metrics: CatalogMetrics,
+    *,
+    now_ms: Callable[[], int] = unix_ms,
+    reached: Reached = unobserved,
+) -> Catalog:
+    """Inside the event loop; nothing connects yet. Raises StartError for unreadable files.
+
+    reached: see Collector.
+    """
     etcd = EtcdClient(
         settings.etcd_endpoint,
         timeout_s=settings.etcd_timeout_s,
@@ -62,21 +92,50 @@ def assemble(settings: CatalogSettings, metrics: CatalogMetrics) -> Catalog:
         metrics.conflict(where)
         log.error("conflict: a known hash stands for other tokens", hash=hash, where=where)
 
+    def unreadable(key: str) -> None:
+        metrics.unreadable_decisions()
+        log.error("sealed decisions are missing or damaged", key=key)
+
     models = Models(etcd, keys)
+    publisher = Publisher(etcd, keys, store, models, now_ms=now_ms, conflicted=conflict)
+    retentions = Retentions(etcd, keys, Keeping(settings.gc_idle_days, settings.gc_max_age_days))
+    collector = Collector(
+        etcd,
+        keys,
+        store,
+        retentions,
+        Limits(round(settings.gc_grace_s * 1_000), settings.gc_directory_days, settings.decision_days),
+        claimed=lambda: endpoints.nodes,
+        now_ms=now_ms,
+        holder=f"{socket.gethostname()} process {os.getpid()}",
+        reached=reached,
+    )
+    demands = DemandHub(etcd, keys)
     facts = Facts(
         models=models,
-        workers=Workers(etcd, keys, lease_ttl_s=settings.lease_ttl_s, now_ms=unix_ms),
+        workers=Workers(etcd, keys, lease_ttl_s=settings.lease_ttl_s, now_ms=now_ms),
         endpoints=endpoints,
         lookups=Lookups(etcd, keys, claimed=lambda: endpoints.nodes, disagreed=conflict),
-        publisher=Publisher(etcd, keys, store, models, now_ms=unix_ms, conflicted=conflict),
+        publisher=publisher,
         replicas=Replicas(etcd, keys),
+        demands=Demands(etcd, keys),
+        demand_map=demands,
+        pins=Pins(etcd, keys, now_ms=now_ms),
+        uses=Uses(etcd, keys, now_ms=now_ms),
+        listing=Listing(etcd, keys),
+        retentions=retentions,
+        decisions=Decisions(etcd, keys, store, now_ms=now_ms, unreadable=unreadable),
+        collector=collector,
+        rebuilder=Rebuilder(etcd, keys, store, publisher),
     )
-    return Catalog(etcd, store, endpoints, CatalogServicer(facts, metrics, first_map_within_s=settings.etcd_timeout_s))
+    servicer = CatalogServicer(facts, metrics, first_map_within_s=settings.etcd_timeout_s)
+    return Catalog(etcd, store, endpoints, demands, collector, servicer)
 
 
 async def build(settings: CatalogSettings, service: Service) -> None:
     """What `libs.service.lifecycle.main` runs. Raises DependencyError."""
-    catalog = assemble(settings, CatalogMetrics(service.metrics.registry))
+    metrics = CatalogMetrics(service.metrics.registry)
+    catalog = assemble(settings, metrics)
     service.on_close("etcd client", catalog.etcd.close)
     service.on_close("object store client", catalog.store.close)
 
@@ -91,14 +150,14 @@ async def build(settings: CatalogSettings, service: Service) -> None:
     )
     service.add(catalog.servicer, catalog_pb2_grpc.add_CatalogServicer_to_server, "segue.v1.Catalog")
     service.spawn(catalog.endpoints.run(), "endpoint map")
+    service.spawn(catalog.demands.run(), "demand map")
     service.on_drain(lambda _seconds: catalog.endpoints.close())
+    service.on_drain(lambda _seconds: catalog.demands.close())
+    if settings.gc_interval_s:
+        service.spawn(collect_regularly(catalog.collector, settings.gc_interval_s, metrics), "collection")
     # Not ready before the first map: an empty one would look like a cluster without workers.
     within = settings.etcd_timeout_s
     await _reach(lambda: catalog.endpoints.current(within), give_up_at, wait_s, "etcd_endpoint, etcd_user, etcd_prefix")
-
-
-def unix_ms() -> int:
-    return time.time_ns() // 1_000_000
 
 
 async def _reach(ask: Callable[[], Awaitable[object]], give_up_at: float, waited_s: float, knobs: str) -> None:

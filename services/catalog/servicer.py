@@ -1,61 +1,21 @@
-"""The ten calls of segue.v1.Catalog: protobuf to facts and back, errors to status codes, durations to metrics."""
+"""segue.v1.Catalog: protobuf to facts and back. Here workers, models and chains; the rest in its base classes."""
 
 # ruff: noqa: N802 - the methods' names are the contract's
 from __future__ import annotations
 
-import random
-import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import aclosing, contextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncIterator
+from contextlib import aclosing
 from typing import Any
 
-import grpc
-
 from libs.contracts.segue.v1 import catalog_pb2 as pb
-from libs.contracts.segue.v1 import catalog_pb2_grpc
-from libs.service.errors import ServiceError
-from services.catalog.etcd.errors import EtcdError, EtcdFullError, EtcdUnavailableError
-from services.catalog.facts.endpoints import EndpointHub
-from services.catalog.facts.errors import CatalogBrokenError, CatalogFullError, CatalogUnavailableError
-from services.catalog.facts.lookup import Lookups
-from services.catalog.facts.models import Models
-from services.catalog.facts.publish import Publisher
-from services.catalog.facts.replicas import Replicas
-from services.catalog.facts.workers import Workers
-from services.catalog.metrics import CatalogMetrics
-from services.catalog.store import StoreError, StoreUnavailableError
-
-_RETRY_AFTER_S = 1.0
+from services.catalog.calls import stopping
+from services.catalog.decision_calls import DecisionCalls
+from services.catalog.placement_calls import PlacementCalls
+from services.catalog.upkeep_calls import UpkeepCalls
 
 
-@dataclass(frozen=True)
-class Facts:
-    """Every kind of fact, each by its owner."""
-
-    models: Models
-    workers: Workers
-    endpoints: EndpointHub
-    lookups: Lookups
-    publisher: Publisher
-    replicas: Replicas
-
-
-def refusal(error: EtcdError | StoreError) -> ServiceError:
-    """What a caller is told when a dependency fails. The retry hint is spread, so that callers do not come in step."""
-    if isinstance(error, EtcdUnavailableError | StoreUnavailableError):
-        return CatalogUnavailableError(str(error), _RETRY_AFTER_S * random.uniform(0.5, 1.5))  # noqa: S311 - spread
-    if isinstance(error, EtcdFullError):
-        return CatalogFullError(str(error))
-    return CatalogBrokenError(str(error))
-
-
-class CatalogServicer(catalog_pb2_grpc.CatalogServicer):
-    """Stateless; runs under `libs.service`, whose interceptor turns ServiceError into status and details."""
-
-    def __init__(self, facts: Facts, metrics: CatalogMetrics, *, first_map_within_s: float) -> None:
-        self._facts, self._metrics = facts, metrics
-        self._first_map_within_s = first_map_within_s
+class CatalogServicer(PlacementCalls, UpkeepCalls, DecisionCalls):
+    """The whole contract. Stateless."""
 
     async def Register(self, request: pb.RegisterRequest, context: Any) -> pb.RegisterResponse:
         with self._call("Register"):
@@ -81,7 +41,7 @@ class CatalogServicer(catalog_pb2_grpc.CatalogServicer):
             async with aclosing(self._facts.endpoints.watch(self._first_map_within_s)) as maps:
                 async for newest in maps:
                     yield newest
-            raise CatalogUnavailableError("this catalog is stopping", _RETRY_AFTER_S)
+            raise stopping()
 
     async def ResolveName(self, request: pb.ResolveNameRequest, context: Any) -> pb.ResolveNameResponse:
         with self._call("ResolveName"):
@@ -99,10 +59,9 @@ class CatalogServicer(catalog_pb2_grpc.CatalogServicer):
 
     async def Lookup(self, request: pb.LookupRequest, context: Any) -> pb.LookupResponse:
         with self._call("Lookup"):
-            prefix = await self._facts.lookups.longest(
+            return await self._facts.lookups.longest(
                 request.fingerprint, request.tenant_salt, request.after, request.tokens, request.start
             )
-            return pb.LookupResponse(nodes=prefix.nodes, tail=prefix.tail, revision=prefix.revision)
 
     async def Publish(self, request: pb.PublishRequest, context: Any) -> pb.PublishResponse:
         with self._call("Publish"):
@@ -114,21 +73,3 @@ class CatalogServicer(catalog_pb2_grpc.CatalogServicer):
             revision, unknown = await self._facts.replicas.set(request.updates)
             self._metrics.unknown_replicas(len(unknown))
             return pb.SetReplicaResponse(revision=revision, unknown=unknown)
-
-    @contextmanager
-    def _call(self, method: str) -> Iterator[None]:
-        began, code = time.monotonic(), grpc.StatusCode.OK
-        try:
-            yield
-        except (EtcdError, StoreError) as error:
-            refused = refusal(error)
-            code = refused.code
-            raise refused from error
-        except ServiceError as error:
-            code = error.code
-            raise
-        except BaseException as error:
-            code = grpc.StatusCode.INTERNAL if isinstance(error, Exception) else grpc.StatusCode.CANCELLED
-            raise
-        finally:
-            self._metrics.rpc(method, code.name, time.monotonic() - began)

@@ -45,6 +45,28 @@ class CatalogSettings(ServiceSettings):
     s3_timeout_s: float = Field(
         3.0, ge=0.05, le=60, description="Longest silence, in seconds, of the object store before a call fails"
     )
+    gc_interval_s: float = Field(
+        3_600.0, ge=0, le=604_800, description="Seconds between collections of garbage; 0: only when one is asked for"
+    )
+    gc_grace_s: float = Field(
+        3_600.0,
+        ge=60,
+        le=604_800,
+        description="Seconds between the end of an object's last fact and its deletion; longer than any restore",
+    )
+    gc_idle_days: int = Field(
+        30, ge=0, le=36_500, description="Days without use after which a chunk is collected; 0: never for that reason"
+    )
+    gc_max_age_days: int = Field(
+        0, ge=0, le=36_500, description="Days after which a chunk is collected whether used or not; 0: never"
+    )
+    gc_directory_days: int = Field(
+        7,
+        ge=1,
+        le=36_500,
+        description="Days after which replicas in a chunk directory that no worker claims are forgotten",
+    )
+    decision_days: int = Field(7, ge=1, le=36_500, description="Days for which recorded decisions are kept")
     startup_wait_s: float = Field(
         30.0, ge=0, le=3_600, description="Seconds to wait at start for etcd and the object store before giving up"
     )

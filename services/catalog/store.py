@@ -1,4 +1,5 @@
-"""The object store as the catalog needs it: is this object there, and how big is it.
+"""The object store as the catalog needs it: is this object there, how big is it, what does its header say; listing and
+removal for collection; sealed batches of decisions. Whole chunks never pass through the catalog.
 
 The `minio` client is synchronous, so requests run on a pool of threads, which bounds them; the HTTP pool has as many
 connections as there are threads. Every request has connect and read timeouts and no retries: the publisher repeats its
@@ -9,16 +10,19 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from itertools import islice
+from typing import Any, Protocol, TypeVar
 
 import urllib3
 from minio import Minio
 from minio.error import InvalidResponseError, MinioException, S3Error, ServerError
 
 T = TypeVar("T")
+
+LIST_PAGE = 1_000
 
 # HEAD replies have no body, so the client derives these codes from the status.
 _ABSENT = frozenset({"NoSuchKey", "NoSuchObject", "ResourceNotFound"})
@@ -77,6 +81,15 @@ class Stat:
     etag: str
 
 
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """One object of a listing. modified_ms: unix milliseconds, by the store's clock."""
+
+    key: str
+    size: int
+    modified_ms: int
+
+
 class Observer(Protocol):
     """Told about every request: (operation, seconds, whether the store answered)."""
 
@@ -121,6 +134,57 @@ class ObjectStore:
 
         return await self._run("stat", head)
 
+    async def read(self, key: str, offset: int = 0, length: int = 0) -> bytes | None:
+        """At most `length` bytes from `offset` on; length 0 = to the end. None: no such object. Raises StoreError."""
+
+        def get() -> bytes | None:
+            try:
+                response = self._client.get_object(self.target.bucket, key, offset=offset, length=length)
+            except S3Error as error:
+                if error.code in _ABSENT:
+                    return None
+                raise
+            try:
+                return bytes(response.read())
+            finally:
+                response.close()
+                response.release_conn()
+
+        return await self._run("read", get)
+
+    async def list(self, prefix: str) -> AsyncGenerator[tuple[Listed, ...]]:
+        """Every object under `prefix` by key, in pages of at most LIST_PAGE, none of them empty. Raises StoreError."""
+        after: str | None = None
+
+        def page() -> tuple[Listed, ...]:
+            # One page is one request: the client asks for as many as are taken here.
+            found = self._client.list_objects(self.target.bucket, prefix, recursive=True, start_after=after)
+            return tuple(_listed(item) for item in islice(found, LIST_PAGE))
+
+        while True:
+            objects = await self._run("list", page)
+            if objects:
+                yield objects
+            if len(objects) < LIST_PAGE:
+                return
+            after = objects[-1].key
+
+    async def remove(self, key: str) -> None:
+        """Whether it was there or not. Raises StoreError."""
+        await self._run("remove", lambda: self._client.remove_object(self.target.bucket, key))
+
+    async def put_if_absent(self, key: str, body: bytes) -> None:
+        """Leaves what is there alone. Raises StoreError."""
+        await self._run("put", lambda: self._put_if_absent(key, body))
+
+    def _put_if_absent(self, key: str, body: bytes) -> None:
+        # The client has no public conditional write.
+        try:
+            self._client._put_object(self.target.bucket, key, body, {"If-None-Match": "*"})
+        except S3Error as error:
+            if error.code != "PreconditionFailed" and error.response.status != 412:
+                raise
+
     async def ensure_bucket(self, create: bool) -> None:
         """Returns when the bucket is there. Raises BucketMissingError if it is not and may not be created."""
         bucket = self.target.bucket
@@ -153,3 +217,8 @@ class ObjectStore:
             raise StoreUnavailableError(target.endpoint, f"{type(error).__name__}: {error}"[:300]) from None
         finally:
             self._observe(operation, time.monotonic() - began, answered)
+
+
+def _listed(item: Any) -> Listed:
+    modified = int(item.last_modified.timestamp() * 1_000) if item.last_modified is not None else 0
+    return Listed(str(item.object_name), int(item.size or 0), modified)

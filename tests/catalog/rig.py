@@ -31,7 +31,7 @@ from services.catalog.etcd.transaction import Put
 from services.catalog.facts.keys import Keys
 from services.catalog.facts.values import pack
 from services.catalog.metrics import CatalogMetrics
-from services.catalog.server import assemble
+from services.catalog.server import Catalog, assemble, unix_ms
 from services.catalog.settings import CatalogSettings
 from services.catalog.store import ObjectStore
 
@@ -170,6 +170,7 @@ class Rig:
     store: ObjectStore
     keys: Keys
     target: str
+    parts: Catalog
 
     async def store_facts(self, fingerprint: str, chunks: Sequence[pb.Chunk]) -> None:
         """Chunk facts straight into etcd, for look-ups that need many and no objects."""
@@ -194,13 +195,13 @@ def settings(etcd: str, s3: SeaweedServer, prefix: str, **changes: Any) -> Catal
 
 
 @asynccontextmanager
-async def running(wanted: CatalogSettings) -> AsyncIterator[Rig]:
+async def running(wanted: CatalogSettings, now_ms: Callable[[], int] = unix_ms) -> AsyncIterator[Rig]:
     registry = CollectorRegistry()
-    catalog = assemble(wanted, CatalogMetrics(registry))
+    catalog = assemble(wanted, CatalogMetrics(registry), now_ms=now_ms)
     server = GrpcServer("127.0.0.1:0", Transport())
     server.add(catalog.servicer, catalog_pb2_grpc.add_CatalogServicer_to_server, "segue.v1.Catalog")
     await server.start()
-    following = asyncio.create_task(catalog.endpoints.run())
+    following = {asyncio.create_task(catalog.endpoints.run()), asyncio.create_task(catalog.demands.run())}
     channel = open_channel(server.target, Transport())
     try:
         yield Rig(
@@ -210,13 +211,16 @@ async def running(wanted: CatalogSettings) -> AsyncIterator[Rig]:
             catalog.store,
             Keys(wanted.etcd_prefix),
             server.target,
+            catalog,
         )
     finally:
         await channel.close(None)
         await catalog.endpoints.close()
+        await catalog.demands.close()
         await server.stop(1.0)
-        following.cancel()
-        await asyncio.wait({following}, timeout=5)
+        for task in following:
+            task.cancel()
+        await asyncio.wait(following, timeout=5)
         await catalog.etcd.close()
         await catalog.store.close()
 

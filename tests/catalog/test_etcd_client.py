@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -11,11 +10,8 @@ from typing import Any
 
 import grpc
 import pytest
-from aetcd import rpc
 from aetcd.rpc import rpc_pb2_grpc
 
-from cli.embedded.children import ChildSpec, Supervisor
-from cli.embedded.etcd import find_etcd
 from cli.embedded.ports import free_ports
 from services.catalog.etcd.backoff import Backoff
 from services.catalog.etcd.client import EtcdClient, Login, Tls
@@ -24,6 +20,7 @@ from services.catalog.etcd.transaction import Exists, Get, GetPrefix, Put, Uncha
 from services.catalog.etcd.watch import Changes, Snapshot, watch_prefix
 from services.catalog.facts.errors import ContendedError
 from services.catalog.facts.races import ATTEMPTS, attempts
+from tests.catalog.guarded_etcd import guarded_etcd
 from tests.catalog.rig import Rig
 from tests.fixtures.fault_proxy import FaultProxy
 
@@ -148,62 +145,11 @@ def test_backoff_grows_to_its_limit_with_jitter() -> None:
 # Authentication and TLS, against an etcd that demands both.
 
 
-def certificates(folder: Path) -> None:
-    """A CA (ca.pem), a server pair and a client pair signed by it."""
-
-    def openssl(*arguments: str) -> None:
-        subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True, timeout=20)
-
-    key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
-    openssl("req", "-x509", *key, "-keyout", "ca.key", "-out", "ca.pem", "-days", "2", "-subj", "/CN=test ca")
-    (folder / "names").write_text("subjectAltName=IP:127.0.0.1,DNS:localhost\n")
-    for who in ("server", "client"):
-        openssl("req", *key, "-keyout", f"{who}.key", "-out", f"{who}.csr", "-subj", f"/CN=test {who}")
-        signing = ("-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-days", "2", "-extfile", "names")
-        openssl("x509", "-req", "-in", f"{who}.csr", "-out", f"{who}.pem", *signing)
-
-
 @pytest.fixture
 async def guarded(tmp_path: Path) -> AsyncIterator[tuple[str, Tls]]:
     """(endpoint, the TLS material) of an etcd with client certificates and a user root:secret."""
-    certificates(tmp_path)
-    client_port, peer_port = free_ports(2)
-    url, peer = f"https://127.0.0.1:{client_port}", f"http://127.0.0.1:{peer_port}"
-    tls = Tls(*((tmp_path / name).read_bytes() for name in ("ca.pem", "client.pem", "client.key")))
-    spec = ChildSpec(
-        name="etcd",
-        argv=(
-            str(find_etcd().path),
-            f"--data-dir={tmp_path / 'data'}",
-            f"--listen-client-urls={url}",
-            f"--advertise-client-urls={url}",
-            f"--listen-peer-urls={peer}",
-            f"--initial-advertise-peer-urls={peer}",
-            f"--initial-cluster=default={peer}",
-            f"--trusted-ca-file={tmp_path / 'ca.pem'}",
-            f"--cert-file={tmp_path / 'server.pem'}",
-            f"--key-file={tmp_path / 'server.key'}",
-            "--client-cert-auth",
-            "--log-level=error",
-        ),
-        scrub=("ETCD_",),
-    )
-    async with Supervisor() as supervisor:
-        await supervisor.start(spec)
-        client = EtcdClient(f"127.0.0.1:{client_port}", tls=tls)
-        async with asyncio.timeout(20):
-            while True:
-                try:
-                    await client.read([])
-                    break
-                except EtcdUnavailableError:
-                    await asyncio.sleep(0.05)
-        await client._auth.UserAdd(rpc.AuthUserAddRequest(name="root", password="secret"), timeout=5)
-        await client._auth.RoleAdd(rpc.AuthRoleAddRequest(name="root"), timeout=5)
-        await client._auth.UserGrantRole(rpc.AuthUserGrantRoleRequest(user="root", role="root"), timeout=5)
-        await client._auth.AuthEnable(rpc.AuthEnableRequest(), timeout=5)
-        await client.close()
-        yield f"127.0.0.1:{client_port}", tls
+    async with guarded_etcd(tmp_path) as (endpoint, tls):
+        yield endpoint, tls
 
 
 async def test_login_over_tls_and_a_token_that_went_stale(guarded: tuple[str, Tls]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import grpc
 import pytest
@@ -162,14 +163,17 @@ async def test_a_long_chain_takes_two_round_trips(catalog: Rig) -> None:
     tenant, tokens = Tenant(), [i // CHUNK for i in range(128 * CHUNK)] + [9] * 255
     await catalog.store_facts(tenant.fingerprint, tenant.chain(tokens, tail=True))
     rounds = 0
-    read = catalog.etcd.read
 
-    async def counted(reads: object) -> object:
-        nonlocal rounds
-        rounds += 1
-        return await read(reads)  # type: ignore[arg-type]
+    def counting(trip: Any) -> Any:
+        async def counted(*asked: object) -> object:
+            nonlocal rounds
+            rounds += 1
+            return await trip(*asked)
 
-    catalog.etcd.read = counted  # type: ignore[method-assign, assignment]
+        return counted
+
+    catalog.etcd.read = counting(catalog.etcd.read)  # type: ignore[method-assign]
+    catalog.etcd.fetch = counting(catalog.etcd.fetch)  # type: ignore[method-assign]
     times = []
     for _ in range(15):
         began = time.perf_counter()

@@ -41,6 +41,9 @@ def every_call(catalog: Rig, tenant: Tenant) -> dict[str, Any]:
     stub = catalog.stub
     replica = pb.Replica(node="n", group="g", state=pb.REPLICA_STATE_READY, content_id=hex_id())
     update = pb.ReplicaUpdate(fingerprint=tenant.fingerprint, hash=hex_id(), replica=replica)
+    chunk = pb.ChunkId(fingerprint=tenant.fingerprint, hash=hex_id())
+    demand = pb.Demand(fingerprint=tenant.fingerprint, hash=hex_id(), node="n")
+    retention = pb.Retention(owner=hex_id(16), idle_days=1)
     return {
         "Register": lambda: stub.Register(registration("w")),
         "KeepAlive": lambda: stub.KeepAlive(pb.KeepAliveRequest(worker="w", epoch=1, lease_id=1)),
@@ -51,7 +54,29 @@ def every_call(catalog: Rig, tenant: Tenant) -> dict[str, Any]:
         "Lookup": lambda: stub.Lookup(tenant.lookup(TOKENS)),
         "Publish": lambda: stub.Publish(pb.PublishRequest(fingerprint=tenant.fingerprint, chunks=tenant.chain(TOKENS))),
         "SetReplica": lambda: stub.SetReplica(pb.SetReplicaRequest(updates=[update])),
+        "SetDemands": lambda: stub.SetDemands(pb.SetDemandsRequest(demands=[demand])),
+        "RemoveDemands": lambda: stub.RemoveDemands(pb.RemoveDemandsRequest()),
+        "ListDemands": lambda: stub.ListDemands(pb.ListDemandsRequest()),
+        "ConfirmRemovals": lambda: stub.ConfirmRemovals(pb.ConfirmRemovalsRequest(node="n")),
+        "Pin": lambda: stub.Pin(pb.PinRequest(chunks=[chunk])),
+        "Unpin": lambda: stub.Unpin(pb.UnpinRequest(chunks=[chunk])),
+        "ListPins": lambda: stub.ListPins(pb.ListPinsRequest()),
+        "RecordUse": lambda: stub.RecordUse(pb.RecordUseRequest(chunks=[chunk])),
+        "ListChunks": lambda: stub.ListChunks(pb.ListChunksRequest()),
+        "SetRetention": lambda: stub.SetRetention(pb.SetRetentionRequest(retention=retention)),
+        "ListRetentions": lambda: stub.ListRetentions(pb.ListRetentionsRequest()),
+        "CollectGarbage": lambda: ended(stub.CollectGarbage(pb.CollectGarbageRequest(dry_run=True))),
+        "Purge": lambda: ended(stub.Purge(pb.PurgeRequest(owner=retention.owner))),
+        "Rebuild": lambda: ended(stub.Rebuild(pb.RebuildRequest(fingerprint=tenant.fingerprint))),
+        "ListDecisions": lambda: stub.ListDecisions(pb.ListDecisionsRequest()),
+        "GetDecision": lambda: stub.GetDecision(pb.GetDecisionRequest(request_id="r")),
     }
+
+
+async def ended(stream: Any) -> None:
+    """Read to its end."""
+    async for _ in stream:
+        pass
 
 
 @pytest.mark.parametrize("fault", ["refused", "silent"])
@@ -108,6 +133,28 @@ async def test_watchers_keep_the_last_map_and_get_what_they_missed(
             pass
         await until(lambda: away.metric("segue_catalog_watch_lag_seconds") == 0)
     stream.cancel()
+
+
+async def test_demands_set_while_the_link_is_cut_arrive_after_it(proxied: tuple[Rig, FaultProxy], catalog: Rig) -> None:
+    away, proxy = proxied  # the same prefix as `catalog`
+    tenant = Tenant()
+    (chunk,) = tenant.chain(TOKENS)
+    await catalog.store_facts(tenant.fingerprint, [chunk])
+    async with asyncio.timeout(WITHIN_S):
+        maps = aiter(away.stub.WatchDemands(pb.WatchDemandsRequest(node="n")))
+        assert not (await anext(maps)).demands
+        proxy.refuse = True
+        proxy.reset()
+        wanted = pb.Demand(fingerprint=tenant.fingerprint, hash=chunk.hash, node="n", priority=3)
+        await catalog.stub.SetDemands(pb.SetDemandsRequest(demands=[wanted]))
+        proxy.heal()
+        proxy.reset()
+        told = await anext(maps)
+        assert [(d.hash, d.priority) for d in told.demands] == [(chunk.hash, 3)]
+        stranger = pb.WatchDemandsRequest(node="not a node")
+        with pytest.raises(grpc.aio.AioRpcError) as failure:
+            await anext(aiter(away.stub.WatchDemands(stranger)))
+        assert code(failure) is grpc.StatusCode.INVALID_ARGUMENT
 
 
 async def test_a_catalog_that_never_saw_etcd_refuses_watchers(s3_server: SeaweedServer, prefix: str) -> None:

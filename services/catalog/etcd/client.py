@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -20,10 +20,22 @@ import grpc
 import grpc.aio
 from aetcd import rpc
 
-from services.catalog.etcd import transaction
+from services.catalog.etcd import fast_reads, transaction
 from services.catalog.etcd.errors import EtcdUnavailableError, token_is_stale, typed
-from services.catalog.etcd.transaction import MAX_OPERATIONS, Comparison, KeyValue, Operation, Outcome, Read
+from services.catalog.etcd.transaction import (
+    MAX_OPERATIONS,
+    Comparison,
+    GetRange,
+    KeyValue,
+    Operation,
+    Outcome,
+    Read,
+    prefix_end,
+)
 from services.catalog.parallel import gather
+
+# A page of chunk facts, about 0.7 KB each, is taken apart in a few milliseconds: look-ups are answered in between.
+SCAN_PAGE = 250
 
 # What a stream's read() answers at its end; grpc's type stubs do not know it.
 END_OF_STREAM: Any = grpc.aio.EOF  # type: ignore[attr-defined]
@@ -73,6 +85,16 @@ class Reads:
     revision: int
 
 
+@dataclass(frozen=True)
+class Fetched:
+    """values: of each key, None where there is none; pairs: (key, value) of all under each prefix; revision: the oldest
+    among the transactions that read it."""
+
+    values: list[bytes | None]
+    pairs: list[list[tuple[bytes, bytes]]]
+    revision: int
+
+
 class EtcdClient:
     """Owner of one channel to one etcd cluster. Create it inside the event loop; close it with `close()`.
 
@@ -101,6 +123,10 @@ class EtcdClient:
             credentials = grpc.ssl_channel_credentials(tls.ca, tls.key, tls.certificate)
             self._channel = grpc.aio.secure_channel(endpoint, credentials, options=_CHANNEL_OPTIONS)
         self._kv = rpc.KVStub(self._channel)
+        # For requests that are serialized already.
+        self._raw_transaction = self._channel.unary_unary(
+            "/etcdserverpb.KV/Txn", request_serializer=None, response_deserializer=rpc.TxnResponse.FromString
+        )
         self._lease = rpc.LeaseStub(self._channel)
         self._auth = rpc.AuthStub(self._channel)
         self._watch = rpc.WatchStub(self._channel)
@@ -126,6 +152,40 @@ class EtcdClient:
         outcomes = await gather(self.transact(success=block) for block in blocks)
         found = tuple(read for outcome in outcomes for read in outcome.reads)
         return Reads(found, min(outcome.revision for outcome in outcomes))
+
+    async def fetch(self, keys: Sequence[bytes], prefixes: Sequence[bytes] = ()) -> Fetched:
+        """As `read` with a Get for each key and a GetPrefix for each prefix, at a fraction of the cost."""
+        asked: list[tuple[Sequence[bytes], Sequence[bytes]]] = []
+        for i in range(0, max(len(keys) + len(prefixes), 1), MAX_OPERATIONS):
+            low = max(0, i - len(keys))
+            high = max(0, i + MAX_OPERATIONS - len(keys))
+            asked.append((keys[i : i + MAX_OPERATIONS], prefixes[low:high]))
+        calls = [self._call("transaction", self._raw_transaction, fast_reads.request(*block)) for block in asked]
+        replies = [await calls[0]] if len(calls) == 1 else await gather(calls)
+        values: list[bytes | None] = []
+        pairs: list[list[tuple[bytes, bytes]]] = []
+        for (block, _), reply in zip(asked, replies, strict=True):
+            values += fast_reads.values(reply, len(block))
+            pairs += fast_reads.pairs(reply, len(block))
+        return Fetched(values, pairs, min(int(reply.header.revision) for reply in replies))
+
+    async def scan(
+        self, prefix: bytes, *, at_revision: int = 0, after: bytes = b"", page: int = SCAN_PAGE
+    ) -> AsyncGenerator[tuple[KeyValue, ...]]:
+        """Every key that starts with `prefix` and is above `after`, ascending, in pages (none of them empty).
+
+        at_revision: one snapshot of all; 0 = each page as it is when it is read.
+        """
+        end = prefix_end(prefix)
+        start = after + b"\0" if after else prefix
+        while True:
+            outcome = await self.transact(success=(GetRange(start, end, page, at_revision=at_revision),))
+            (found,) = outcome.reads
+            if found:
+                yield found
+            if len(found) < page:
+                return
+            start = found[-1].key + b"\0"
 
     async def grant_lease(self, ttl_s: int) -> tuple[int, int]:
         """(lease id, granted time to live in s: etcd has a floor, 2 s with its default election timeout)."""

@@ -38,6 +38,20 @@ class GetPrefix:
 
 
 @dataclass(frozen=True, slots=True)
+class GetRange:
+    """At most `limit` keys k with `start` <= k < `end`, ascending unless told otherwise.
+
+    at_revision: as they were then (an error once etcd has compacted it); 0 = now.
+    """
+
+    start: bytes
+    end: bytes
+    limit: int
+    descending: bool = False
+    at_revision: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Put:
     key: bytes
     value: bytes
@@ -48,6 +62,13 @@ class Put:
 @dataclass(frozen=True, slots=True)
 class Delete:
     key: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class DeletePrefix:
+    """Every key that starts with `prefix`."""
+
+    prefix: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +84,17 @@ class Exists:
     key: bytes
 
 
-Read = Get | GetPrefix
-Operation = Read | Put | Delete
-Comparison = Unchanged | Exists
+@dataclass(frozen=True, slots=True)
+class UnchangedSince:
+    """No key that starts with `prefix` was written after `revision`. (Deletions do not show.)"""
+
+    prefix: bytes
+    revision: int
+
+
+Read = Get | GetPrefix | GetRange
+Operation = Read | Put | Delete | DeletePrefix
+Comparison = Unchanged | Exists | UnchangedSince
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +143,14 @@ def _comparison(comparison: Comparison) -> Any:
         return rpc.Compare(
             result=rpc.Compare.EQUAL, target=rpc.Compare.MOD, key=comparison.key, mod_revision=comparison.mod_revision
         )
+    if isinstance(comparison, UnchangedSince):
+        return rpc.Compare(
+            result=rpc.Compare.LESS,
+            target=rpc.Compare.MOD,
+            key=comparison.prefix,
+            range_end=prefix_end(comparison.prefix),
+            mod_revision=comparison.revision + 1,
+        )
     return rpc.Compare(result=rpc.Compare.GREATER, target=rpc.Compare.CREATE, key=comparison.key, create_revision=0)
 
 
@@ -123,7 +160,21 @@ def _operation(operation: Operation) -> Any:
             return rpc.RequestOp(request_range=rpc.RangeRequest(key=key))
         case GetPrefix(prefix):
             return rpc.RequestOp(request_range=rpc.RangeRequest(key=prefix, range_end=prefix_end(prefix)))
+        case GetRange(start, end, limit, descending, at_revision):
+            order = rpc.RangeRequest.DESCEND if descending else rpc.RangeRequest.NONE
+            return rpc.RequestOp(
+                request_range=rpc.RangeRequest(
+                    key=start,
+                    range_end=end,
+                    limit=limit,
+                    revision=at_revision,
+                    sort_order=order,
+                    sort_target=rpc.RangeRequest.KEY,
+                )
+            )
         case Put(key, value, lease):
             return rpc.RequestOp(request_put=rpc.PutRequest(key=key, value=value, lease=lease))
         case Delete(key):
             return rpc.RequestOp(request_delete_range=rpc.DeleteRangeRequest(key=key))
+        case DeletePrefix(prefix):
+            return rpc.RequestOp(request_delete_range=rpc.DeleteRangeRequest(key=prefix, range_end=prefix_end(prefix)))

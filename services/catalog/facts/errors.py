@@ -85,6 +85,19 @@ class NotDurableError(ServiceError):
         )
 
 
+class BeingCollectedError(ServiceError):
+    """The bytes were unnamed for longer than the grace period, and their deletion has begun."""
+
+    code: ClassVar[grpc.StatusCode] = grpc.StatusCode.FAILED_PRECONDITION
+
+    def __init__(self, chunk: str, key: str) -> None:
+        super().__init__(
+            f"object {key} of chunk {chunk} is being deleted as garbage",
+            remedy="upload it again in a while, then publish",
+            values={"hash": chunk},
+        )
+
+
 class MissingGroupError(ServiceError):
     """A chunk without its full-attention group can never be restored."""
 
@@ -158,3 +171,35 @@ class CatalogBrokenError(ServiceError):
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason, remedy="see the catalog's log and configuration")
+
+
+class CollectionRunningError(ServiceError):
+    """One collection at a time in the cluster."""
+
+    code: ClassVar[grpc.StatusCode] = grpc.StatusCode.ABORTED
+
+    def __init__(self, holder: str) -> None:
+        super().__init__(
+            f"{holder} is collecting", remedy="wait for its end, or for its lease's if it died", retry_after_s=15.0
+        )
+
+
+class CollectionLostError(ServiceError):
+    """The lock's lease expired: another may be collecting now."""
+
+    code: ClassVar[grpc.StatusCode] = grpc.StatusCode.ABORTED
+
+    def __init__(self, why: str) -> None:
+        super().__init__(
+            f"collection stopped: {why}", remedy="run it again; it goes on where this one ended", retry_after_s=15.0
+        )
+
+
+class UnknownDecisionError(ServiceError):
+    code: ClassVar[grpc.StatusCode] = grpc.StatusCode.NOT_FOUND
+
+    def __init__(self, request_id: str) -> None:
+        super().__init__(
+            f"no decision of request {request_id!r} is recorded",
+            remedy="check the id; decisions arrive with a delay and are kept for a limited time",
+        )

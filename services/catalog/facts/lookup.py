@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import islice
 
 import numpy as np
@@ -26,23 +25,14 @@ from libs.continuation.errors import IdentityError
 from libs.continuation.hashing import pack_tokens
 from libs.contracts.segue.v1 import catalog_pb2 as pb
 from services.catalog.etcd.client import EtcdClient
-from services.catalog.etcd.transaction import MAX_OPERATIONS, Get, GetPrefix, KeyValue, Read
+from services.catalog.etcd.transaction import MAX_OPERATIONS
 from services.catalog.facts.errors import InvalidRequestError
 from services.catalog.facts.keys import Keys, check_hex
 from services.catalog.facts.replicas import ready
-from services.catalog.facts.values import unpack
+from services.catalog.facts.values import field, unpack
 
 FIRST_BLOCKS = 2
 MAX_TOKENS = 1 << 21
-
-
-@dataclass(frozen=True, slots=True)
-class Prefix:
-    """nodes: full chunks in order, then perhaps one tail. revision: the oldest etcd revision any of it was read at."""
-
-    nodes: list[pb.Node]
-    tail: pb.Node | None
-    revision: int
 
 
 class Lookups:
@@ -59,62 +49,73 @@ class Lookups:
         self._etcd, self._keys = etcd, keys
         self._claimed, self._disagreed = claimed, disagreed
 
-    async def longest(self, fingerprint: str, salt: str, after: str, tokens: Sequence[int], start: int) -> Prefix:
-        """Raises InvalidRequestError."""
+    async def longest(
+        self, fingerprint: str, salt: str, after: str, tokens: Sequence[int], start: int
+    ) -> pb.LookupResponse:
+        """Its revision is the oldest that any of it was read at. Raises InvalidRequestError."""
         known = _known_node(fingerprint, salt, after, tokens, start)
         try:
-            # Once, from a list: reading ids one by one out of a protobuf field costs more than all the hashing.
-            packed = pack_tokens(list(tokens))
+            # A protobuf field is taken as one buffer here: reading it id by id costs more than all the hashing.
+            packed = pack_tokens(np.array(tokens, dtype=np.uint32))
             ids = np.frombuffer(packed, dtype="<u4")
             chain = chunks_after(known, ids, start)
         except IdentityError as error:
             raise InvalidRequestError("tokens", f"{len(tokens)} ids", str(error)) from None
 
-        chunks: list[pb.Chunk] = []
-        revision: int | None = None
+        chunks_under = self._keys.of_model("chunks", fingerprint)
+        replicas_under = self._keys.of_model("replicas", fingerprint)
+        chunks: list[bytes] = []
+        hashes: list[bytes] = []
+        revisions: list[int] = []
         blocks = FIRST_BLOCKS
         while wanted := list(islice(chain, blocks * MAX_OPERATIONS)):
-            reads = await self._etcd.read([Get(self._keys.chunk(fingerprint, node.hash)) for node in wanted])
-            revision = reads.revision if revision is None else min(revision, reads.revision)
-            fitting = self._fitting(wanted, reads.found, packed, start)
+            names = [node.hash.encode() for node in wanted]
+            found = await self._etcd.fetch([chunks_under + name for name in names])
+            revisions.append(found.revision)
+            fitting = self._fitting(wanted, found.values, packed, start)
             chunks += fitting
+            hashes += names[: len(fitting)]
             if len(fitting) < len(wanted):
                 break
             blocks *= 2
 
-        last, covered = (chunks[-1].hash, len(chunks) * CHUNK_TOKENS) if chunks else (known, 0)
+        last, covered = (hashes[-1].decode(), len(chunks) * CHUNK_TOKENS) if chunks else (known, 0)
         tails = tails_after(last, ids[covered : covered + CHUNK_TOKENS], start + covered)
-        hashes = [chunk.hash for chunk in chunks] + [tail.hash for tail in tails]
-        second: list[Read] = [Get(self._keys.chunk(fingerprint, tail.hash)) for tail in tails]
-        second += [GetPrefix(self._keys.replicas(fingerprint, hash)) for hash in hashes]
-        reads = await self._etcd.read(second)
-        revision = reads.revision if revision is None else min(revision, reads.revision)
-        replicas = dict(zip(hashes, reads.found[len(tails) :], strict=True))
-        nodes = [self._node(chunk, replicas) for chunk in chunks]
-        for tail, kvs in zip(reversed(tails), reversed(reads.found[: len(tails)]), strict=True):
-            if found := self._fitting([tail], [kvs], packed, start):
-                return Prefix(nodes, self._node(found[0], replicas), revision)
-        return Prefix(nodes, None, revision)
-
-    def _fitting(
-        self, wanted: Sequence[Node], found: Sequence[tuple[KeyValue, ...]], packed: bytes, start: int
-    ) -> list[pb.Chunk]:
-        """The chunks up to the first that is missing or does not fit."""
-        fitting: list[pb.Chunk] = []
-        for node, kvs in zip(wanted, found, strict=True):
-            if not kvs:
+        of_tails = [tail.hash.encode() for tail in tails]
+        found = await self._etcd.fetch(
+            [chunks_under + name for name in of_tails],
+            [b"%b%b/" % (replicas_under, name) for name in (*hashes, *of_tails)],
+        )
+        revisions.append(found.revision)
+        claimed = frozenset(node.encode() for node in self._claimed())
+        # chunk = 1 of Node; nodes = 1, tail = 2 of LookupResponse. What etcd holds is a serialized Chunk already.
+        parts = [
+            field(1, field(1, chunk) + ready(pairs, claimed))
+            for chunk, pairs in zip(chunks, found.pairs[: len(chunks)], strict=True)
+        ]
+        of_tail = list(zip(tails, found.values, found.pairs[len(chunks) :], strict=True))
+        for tail, value, pairs in reversed(of_tail):
+            if fitting := self._fitting([tail], [value], packed, start):
+                parts.append(field(2, field(1, fitting[0]) + ready(pairs, claimed)))
                 break
-            chunk = unpack(pb.Chunk, kvs[0].value)
+        answer = pb.LookupResponse.FromString(b"".join(parts))
+        answer.revision = min(revisions)
+        return answer
+
+    def _fitting(self, wanted: Sequence[Node], found: Sequence[bytes | None], packed: bytes, start: int) -> list[bytes]:
+        """The chunks, serialized, up to the first that is missing or does not fit."""
+        fitting: list[bytes] = []
+        for node, value in zip(wanted, found, strict=True):
+            if value is None:
+                break
+            chunk = unpack(pb.Chunk, value)
             digest = hashlib.sha256(memoryview(packed)[4 * (node.start - start) : 4 * (node.end - start)]).hexdigest()
             stands = (chunk.parent, chunk.start, chunk.end, chunk.tail, chunk.tokens_sha256)
             if stands != (node.parent, node.start, node.end, node.is_tail, digest):
                 self._disagreed(node.hash, "lookup")
                 break
-            fitting.append(chunk)
+            fitting.append(value)
         return fitting
-
-    def _node(self, chunk: pb.Chunk, replicas: dict[str, tuple[KeyValue, ...]]) -> pb.Node:
-        return pb.Node(chunk=chunk, replicas=ready(replicas[chunk.hash], self._claimed()))
 
 
 def _known_node(fingerprint: str, salt: str, after: str, tokens: Sequence[int], start: int) -> str:

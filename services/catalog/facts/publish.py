@@ -9,6 +9,11 @@ a new read; what earlier transactions wrote stands then and is simply found.
 What stands is never replaced. Another content id under a known group is normal (the same prefix computed elsewhere has
 other bits): it is ignored, and answered with the one that stands. New groups are added to what stands.
 
+Two things are settled with collection, which may run at the same time. A chunk that gets its first child stops being a
+leaf: the child's transaction writes the parent's use, on which the deletion of a leaf is conditional. And bytes that no
+fact named for a while may be condemned: a transaction that names new receipts is conditional on the chunk's garbage
+record, takes its objects out of it, and is refused once their deletion has begun.
+
 The root of a chain depends on the tenant's salt, which a publisher does not send: any parent is accepted at start 0.
 """
 
@@ -26,6 +31,7 @@ from services.catalog.etcd.client import EtcdClient
 from services.catalog.etcd.transaction import (
     MAX_OPERATIONS,
     Comparison,
+    Delete,
     Exists,
     Get,
     KeyValue,
@@ -34,22 +40,26 @@ from services.catalog.etcd.transaction import (
     Unchanged,
 )
 from services.catalog.facts.errors import (
+    BeingCollectedError,
     ChunkConflictError,
     InvalidRequestError,
     MissingGroupError,
     MissingParentError,
     NotDurableError,
 )
+from services.catalog.facts.garbage import pack_garbage, unpack_garbage, without
 from services.catalog.facts.keys import Keys, check_hex, check_node
 from services.catalog.facts.models import Models
 from services.catalog.facts.races import attempts
 from services.catalog.facts.replicas import merged
+from services.catalog.facts.uses import day_of, pack_use, used
 from services.catalog.facts.values import pack, unpack
 from services.catalog.parallel import gather
 from services.catalog.store import ObjectStore
 
 MAX_CHUNKS = 500
-_COMPARISONS_PER_CHUNK = 3
+# The chunk, its garbage record, its replica; its parent and that one's use where they stand in another transaction.
+_COMPARISONS_PER_CHUNK = 5
 _PLACE = ("tokens_sha256", "parent", "start", "end", "owner")
 
 
@@ -69,6 +79,7 @@ class _State:
 
     chunks: Mapping[str, KeyValue]
     replicas: Mapping[str, KeyValue]
+    garbage: Mapping[str, KeyValue]
 
 
 @dataclass(slots=True)
@@ -78,6 +89,8 @@ class _Batch:
     compare: list[Comparison] = field(default_factory=list)
     operations: list[Operation] = field(default_factory=list)
     created: set[str] = field(default_factory=set)
+    parents: set[str] = field(default_factory=set)
+    """Standing chunks that get a child by it."""
 
 
 class Publisher:
@@ -113,11 +126,15 @@ class Publisher:
         required = frozenset(name for name, group in groups.items() if group.window == 0)
         created: set[str] = set()
         durable: dict[str, str] = {}
-        async for _ in attempts(f"publication of {len(chunks)} chunks"):
-            state, revision = await self._read(fingerprint, chunks, node)
+        async for attempt in attempts(f"publication of {len(chunks)} chunks"):
+            # Garbage records are rare: only a transaction that failed makes it worth looking for them.
+            state, revision = await self._read(fingerprint, chunks, node, garbage=attempt > 0)
             planned = self._plan(chunks, state, required)
+            _heed_garbage(planned, state.garbage, durable)
             await self._verify(planned, durable)
-            written = await self._write(self._batches(fingerprint, chunks, node, planned, state), created)
+            batches = self._batches(fingerprint, chunks, node, planned, state)
+            await self._use_parents(fingerprint, batches)
+            written = await self._write(batches, created)
             if written is not None:
                 results = [
                     pb.Published(hash=c.hash, created=c.hash in created, receipts=planned[c.hash].chunk.receipts)
@@ -159,18 +176,25 @@ class Publisher:
             if receipt.key != key:
                 raise InvalidRequestError("key", receipt.key, f"expected {key}")
 
-    async def _read(self, fingerprint: str, chunks: Sequence[pb.Chunk], node: str) -> tuple[_State, int]:
+    async def _read(
+        self, fingerprint: str, chunks: Sequence[pb.Chunk], node: str, *, garbage: bool
+    ) -> tuple[_State, int]:
         own = list(dict.fromkeys(c.hash for c in chunks))
         hashes = list(dict.fromkeys([*own, *(c.parent for c in chunks if c.start)]))
         reads = [Get(self._keys.chunk(fingerprint, h)) for h in hashes]
         if node:
             reads += [Get(self._keys.replica(fingerprint, h, node)) for h in own]
+        replicas_end = len(reads)
+        if garbage:
+            reads += [Get(self._keys.garbage(fingerprint, h)) for h in own]
         result = await self._etcd.read(reads)
-        of_chunks, of_replicas = result.found[: len(hashes)], result.found[len(hashes) :]
+        of_chunks, of_replicas = result.found[: len(hashes)], result.found[len(hashes) : replicas_end]
+        of_garbage = result.found[replicas_end:]
         return (
             _State(
                 {h: kvs[0] for h, kvs in zip(hashes, of_chunks, strict=True) if kvs},
                 {h: kvs[0] for h, kvs in zip(own, of_replicas, strict=False) if kvs},
+                {h: kvs[0] for h, kvs in zip(own, of_garbage, strict=False) if kvs},
             ),
             result.revision,
         )
@@ -236,6 +260,18 @@ class Publisher:
 
         await gather(one(hash, receipt) for hash, plan in planned.items() for receipt in plan.fresh)
 
+    async def _use_parents(self, fingerprint: str, batches: Sequence[_Batch]) -> None:
+        """Adds to each batch the use of the standing chunks that get a child by it."""
+        wanted = [(batch, self._keys.use(fingerprint, parent)) for batch in batches for parent in sorted(batch.parents)]
+        if not wanted:
+            return
+        today = day_of(self._now_ms())
+        reads = await self._etcd.read([Get(key) for _, key in wanted])
+        for (batch, key), kvs in zip(wanted, reads.found, strict=True):
+            # Written even if it says the same: the new revision is what collection compares. And not conditional: two
+            # children of one parent may come at the same time.
+            batch.operations.append(Put(key, pack_use(used(kvs[0].value if kvs else None, today))))
+
     async def _write(self, batches: Sequence[_Batch], created: set[str]) -> int | None:
         """The last transaction's revision (0 if there was nothing to write), None if one lost a race."""
         revision = 0
@@ -268,11 +304,20 @@ class Publisher:
             if plan.fresh:
                 batch.compare.append(Unchanged(key, plan.stored.mod_revision if plan.stored else 0))
                 batch.operations.append(Put(key, pack(plan.chunk)))
+                garbage_key, condemned = self._keys.garbage(fingerprint, hash), state.garbage.get(hash)
+                batch.compare.append(Unchanged(garbage_key, condemned.mod_revision if condemned else 0))
+                if condemned:
+                    left = without(unpack_garbage(condemned.value), {receipt.key for receipt in plan.fresh})
+                    batch.operations.append(Put(garbage_key, pack_garbage(left)) if left else Delete(garbage_key))
                 if plan.stored is None:
                     batch.created.add(hash)
                     # A parent in the same transaction needs no comparison; another must not be collected meanwhile.
                     if plan.chunk.start and plan.chunk.parent not in batch.created:
                         batch.compare.append(Exists(self._keys.chunk(fingerprint, plan.chunk.parent)))
+                        batch.parents.add(plan.chunk.parent)
+                    if node:
+                        # A directory that still had to drop it holds it anew.
+                        batch.operations.append(Delete(self._keys.removal(node, fingerprint, hash)))
             elif replica_changes:
                 batch.compare.append(Exists(key))
             if replica_changes and after is not None:
@@ -280,6 +325,19 @@ class Publisher:
                 batch.compare.append(Unchanged(replica, before.mod_revision if before else 0))
                 batch.operations.append(Put(replica, after))
         return [batch for batch in batches if batch.operations]
+
+
+def _heed_garbage(planned: Mapping[str, _Planned], garbage: Mapping[str, KeyValue], durable: dict[str, str]) -> None:
+    """Forgets what was seen of objects condemned since; BeingCollectedError where one is being deleted."""
+    for hash, condemned in garbage.items():
+        objects = unpack_garbage(condemned.value)
+        for receipt in planned[hash].fresh:
+            found = objects.get(receipt.key)
+            if found is None:
+                continue
+            if found.deleting and not found.deleted_ms:
+                raise BeingCollectedError(hash, receipt.key)
+            durable.pop(receipt.key, None)
 
 
 def _bare(given: pb.Chunk, now_ms: int) -> pb.Chunk:

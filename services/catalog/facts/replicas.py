@@ -13,10 +13,11 @@ from dataclasses import dataclass
 
 from libs.contracts.segue.v1 import catalog_pb2 as pb
 from services.catalog.etcd.client import EtcdClient
-from services.catalog.etcd.transaction import Delete, Exists, Get, KeyValue, Operation, Put, Unchanged
+from services.catalog.etcd.transaction import Delete, Exists, Get, Operation, Put, Unchanged
 from services.catalog.facts.errors import InvalidRequestError
-from services.catalog.facts.keys import Keys, check_hex, check_node, last_part
+from services.catalog.facts.keys import Keys, check_hex, check_node
 from services.catalog.facts.races import attempts
+from services.catalog.facts.values import field
 from services.catalog.parallel import gather
 
 MAX_UPDATES = 1_000
@@ -50,15 +51,23 @@ def merged(value: bytes | None, updates: Iterable[pb.Replica]) -> bytes | None:
     return json.dumps(groups, sort_keys=True, separators=(",", ":")).encode() if groups else None
 
 
-def ready(kvs: Sequence[KeyValue], nodes: Collection[str]) -> list[pb.Replica]:
-    """The ready replicas in the given directories, of one chunk's replica keys."""
-    return [
-        replica
-        for kv in kvs
-        if (node := last_part(kv.key)) in nodes
-        for replica in unpack_replicas(node, kv.value)
-        if replica.state == pb.REPLICA_STATE_READY
-    ]
+def ready(pairs: Sequence[tuple[bytes, bytes]], nodes: Collection[bytes]) -> bytes:
+    """The ready replicas in the given directories, of one chunk's replica keys and values: pb.Node.replicas,
+    serialized.
+
+    A look-up has hundreds of them, so they are written as bytes rather than built one by one.
+    """
+    found = b""
+    for key, value in pairs:
+        node = key.rpartition(b"/")[2]
+        if node not in nodes:
+            continue
+        for group, of in json.loads(value).items():
+            if of["state"] == "ready":
+                # Replica: node = 1, group = 2, state = 3 (ready: 2), content_id = 4.
+                named = field(1, node) + field(2, group.encode())
+                found += field(2, b"%b\x18\x02%b" % (named, field(4, of["content_id"].encode())))
+    return found
 
 
 @dataclass(frozen=True, slots=True)

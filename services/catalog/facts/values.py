@@ -18,6 +18,20 @@ def unpack(kind: type[M], value: bytes) -> M:
     return kind.FromString(value)
 
 
+def field(number: int, content: bytes) -> bytes:
+    """Text, bytes or a serialized message as field `number` (below 16) of a message: tag, length, content."""
+    size = len(content)
+    if size < 0x80:
+        return b"%c%c%b" % (number << 3 | 2, size, content)
+    if size < 0x4000:
+        return b"%c%c%c%b" % (number << 3 | 2, size & 0x7F | 0x80, size >> 7, content)
+    length = b""
+    while size > 0x7F:
+        length += b"%c" % (size & 0x7F | 0x80)
+        size >>= 7
+    return b"%c%b%c%b" % (number << 3 | 2, length, size, content)
+
+
 def pack_list(items: list[str]) -> bytes:
     return json.dumps(items, separators=(",", ":")).encode()
 

@@ -24,6 +24,7 @@ from services.catalog.facts.errors import DuplicateWorkerError, InvalidRequestEr
 from services.catalog.facts.keys import Keys, check_name, check_node, check_worker
 from services.catalog.facts.models import check_model, model_writes, name_writes
 from services.catalog.facts.races import attempts
+from services.catalog.facts.uses import day_of
 from services.catalog.facts.values import pack, pack_number, unpack, unpack_number
 
 # One transaction reads an epoch and, per model, the model and its name.
@@ -98,6 +99,9 @@ class Workers:
         operations: list[Operation] = [Put(keys.endpoint(endpoint.worker), pack(listed), lease)]
         if stored != epoch:
             operations.append(Put(epoch_key, pack_number(epoch)))
+        if endpoint.node:
+            # Collection forgets what lies in directories that nobody has claimed for long.
+            operations.append(Put(keys.directory(endpoint.node), pack_number(day_of(self._now_ms()))))
         outcome = await self._etcd.transact(
             compare=[_unchanged(epoch_key, found[0]), *(c for part in parts for c in part.compare)],
             success=[*operations, *(o for part in parts for o in part.operations)],

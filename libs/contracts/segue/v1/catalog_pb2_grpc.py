@@ -87,6 +87,96 @@ class CatalogStub:
                 request_serializer=segue_dot_v1_dot_catalog__pb2.SetReplicaRequest.SerializeToString,
                 response_deserializer=segue_dot_v1_dot_catalog__pb2.SetReplicaResponse.FromString,
                 _registered_method=True)
+        self.SetDemands = channel.unary_unary(
+                '/segue.v1.Catalog/SetDemands',
+                request_serializer=segue_dot_v1_dot_catalog__pb2.SetDemandsRequest.SerializeToString,
+                response_deserializer=segue_dot_v1_dot_catalog__pb2.SetDemandsResponse.FromString,
+                _registered_method=True)
+        self.RemoveDemands = channel.unary_unary(
+                '/segue.v1.Catalog/RemoveDemands',
+                request_serializer=segue_dot_v1_dot_catalog__pb2.RemoveDemandsRequest.SerializeToString,
+                response_deserializer=segue_dot_v1_dot_catalog__pb2.RemoveDemandsResponse.FromString,
+                _registered_method=True)
+        self.ListDemands = channel.unary_unary(
+                '/segue.v1.Catalog/ListDemands',
+                request_serializer=segue_dot_v1_dot_catalog__pb2.ListDemandsRequest.SerializeToString,
+                response_deserializer=segue_dot_v1_dot_catalog__pb2.ListDemandsResponse.FromString,
+                _registered_method=True)
+        self.WatchDemands = channel.unary_stream(
+                '/segue.v1.Catalog/WatchDemands',
+                request_serializer=segue_dot_v1_dot_catalog__pb2.WatchDemandsRequest.SerializeToString,
+                response_deserializer=segue_dot_v1_dot_catalog__pb2.DemandMap.FromString,
+                _registered_method=True)
+        self.ConfirmRemovals = channel.unary_unary(
+                '/segue.v1.Catalog/ConfirmRemovals',
+                request_serializer=segue_dot_v1_dot_catalog__pb2.ConfirmRemovalsRequest.SerializeToString,
+                response_deserializer=segue_dot_v1_dot_catalog__pb2.ConfirmRemovalsResponse.FromString,
+                _registered_method=True)
+        self.Pin = channel.unary_unary(
+                '/segue.v1.Catalog/Pin',
+                request_serializer=segue_dot_v1_dot_catalog__pb2.PinRequest.SerializeToString,
+                response_deserializer=segue_dot_v1_dot_catalog__pb2.PinResponse.FromString,
+                _registered_method=True)
+        self.Unpin = channel.unary_unary(
+                '/segue.v1.Catalog/Unpin',
+                request_serializer=segue_dot_v1_dot_catalog__pb2.UnpinRequest.SerializeToString,
+                response_deserializer=segue_dot_v1_dot_catalog__pb2.UnpinResponse.FromString,
+                _registered_method=True)
+        self.ListPins = channel.unary_unary(
+                '/segue.v1.Catalog/ListPins',
+                request_serializer=segue_dot_v1_dot_catalog__pb2.ListPinsRequest.SerializeToString,
+                response_deserializer=segue_dot_v1_dot_catalog__pb2.ListPinsResponse.FromString,
+                _registered_method=True)
+        self.RecordUse = channel.unary_unary(
+                '/segue.v1.Catalog/RecordUse',
+                request_serializer=segue_dot_v1_dot_catalog__pb2.RecordUseRequest.SerializeToString,
+                response_deserializer=segue_dot_v1_dot_catalog__pb2.RecordUseResponse.FromString,
+                _registered_method=True)
+        self.ListChunks = channel.unary_unary(
+                '/segue.v1.Catalog/ListChunks',
+                request_serializer=segue_dot_v1_dot_catalog__pb2.ListChunksRequest.SerializeToString,
+                response_deserializer=segue_dot_v1_dot_catalog__pb2.ListChunksResponse.FromString,
+                _registered_method=True)
+        self.SetRetention = channel.unary_unary(
+                '/segue.v1.Catalog/SetRetention',
+                request_serializer=segue_dot_v1_dot_catalog__pb2.SetRetentionRequest.SerializeToString,
+                response_deserializer=segue_dot_v1_dot_catalog__pb2.SetRetentionResponse.FromString,
+                _registered_method=True)
+        self.ListRetentions = channel.unary_unary(
+                '/segue.v1.Catalog/ListRetentions',
+                request_serializer=segue_dot_v1_dot_catalog__pb2.ListRetentionsRequest.SerializeToString,
+                response_deserializer=segue_dot_v1_dot_catalog__pb2.ListRetentionsResponse.FromString,
+                _registered_method=True)
+        self.CollectGarbage = channel.unary_stream(
+                '/segue.v1.Catalog/CollectGarbage',
+                request_serializer=segue_dot_v1_dot_catalog__pb2.CollectGarbageRequest.SerializeToString,
+                response_deserializer=segue_dot_v1_dot_catalog__pb2.CollectGarbageResponse.FromString,
+                _registered_method=True)
+        self.Purge = channel.unary_stream(
+                '/segue.v1.Catalog/Purge',
+                request_serializer=segue_dot_v1_dot_catalog__pb2.PurgeRequest.SerializeToString,
+                response_deserializer=segue_dot_v1_dot_catalog__pb2.PurgeResponse.FromString,
+                _registered_method=True)
+        self.Rebuild = channel.unary_stream(
+                '/segue.v1.Catalog/Rebuild',
+                request_serializer=segue_dot_v1_dot_catalog__pb2.RebuildRequest.SerializeToString,
+                response_deserializer=segue_dot_v1_dot_catalog__pb2.RebuildResponse.FromString,
+                _registered_method=True)
+        self.AppendDecisions = channel.unary_unary(
+                '/segue.v1.Catalog/AppendDecisions',
+                request_serializer=segue_dot_v1_dot_catalog__pb2.AppendDecisionsRequest.SerializeToString,
+                response_deserializer=segue_dot_v1_dot_catalog__pb2.AppendDecisionsResponse.FromString,
+                _registered_method=True)
+        self.ListDecisions = channel.unary_unary(
+                '/segue.v1.Catalog/ListDecisions',
+                request_serializer=segue_dot_v1_dot_catalog__pb2.ListDecisionsRequest.SerializeToString,
+                response_deserializer=segue_dot_v1_dot_catalog__pb2.ListDecisionsResponse.FromString,
+                _registered_method=True)
+        self.GetDecision = channel.unary_unary(
+                '/segue.v1.Catalog/GetDecision',
+                request_serializer=segue_dot_v1_dot_catalog__pb2.GetDecisionRequest.SerializeToString,
+                response_deserializer=segue_dot_v1_dot_catalog__pb2.GetDecisionResponse.FromString,
+                _registered_method=True)
 
 
 class CatalogServicer:
@@ -158,7 +248,8 @@ class CatalogServicer:
     def Publish(self, request, context):
         """Records chunks. A chunk without a durable object (checked in the store: existence and size) is refused with
         FAILED_PRECONDITION, a missing parent too, other tokens under a known hash with ALREADY_EXISTS. Idempotent:
-        another content id for a known prefix is ignored and answered with the one that stands.
+        another content id for a known prefix is ignored and answered with the one that stands. An object whose deletion as
+        garbage has begun is refused with FAILED_PRECONDITION too (reason BEING_COLLECTED): upload it again later.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -166,6 +257,141 @@ class CatalogServicer:
 
     def SetReplica(self, request, context):
         """Records the state of SSD replicas in one chunk directory.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetDemands(self, request, context):
+        """Asks for replicas of known chunks in chunk directories, for a time. All demands of a call stand under one lease; a
+        demand for the same chunk and directory replaces the one before it. Absence of demand is never permission to delete.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RemoveDemands(self, request, context):
+        """Withdraws demands, e.g. once they are met. Idempotent.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListDemands(self, request, context):
+        """The demands there are, in pages.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WatchDemands(self, request, context):
+        """What one chunk directory should hold and should drop: the whole of it first, then the whole after each change, never
+        missing one across reconnects and compaction. A slow reader skips states, never the newest.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ConfirmRemovals(self, request, context):
+        """Tells that a directory has dropped what DemandMap.removals named. Idempotent.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Pin(self, request, context):
+        """Keeps chunks, and with them all before them in their chains, from being collected. One pin per chunk: pinning again
+        replaces who and why.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Unpin(self, request, context):
+        """Removes pins. Idempotent.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListPins(self, request, context):
+        """The pins there are, in pages.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RecordUse(self, request, context):
+        """Notes that chunks were used today (UTC). At most one write per chunk and day, so it may be called with every restore,
+        but is meant for batches: once a minute, say.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListChunks(self, request, context):
+        """The chunks there are, in pages, with receipts, replicas, pins and last use.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetRetention(self, request, context):
+        """How long one tenant's chunks are kept.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListRetentions(self, request, context):
+        """Every tenant's retention that is not the default, and the default.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CollectGarbage(self, request, context):
+        """Removes what nobody needs: chunks past their retention, leaves first; superseded tails; bytes no fact names; replicas
+        in forgotten directories; old decisions. Streams its progress; the last message has `done`. Only one collection runs
+        at a time in the cluster, purges included: ABORTED if another does. May be cancelled and repeated at any point.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Purge(self, request, context):
+        """Removes all chunks of one owner, facts and bytes, at once and whatever their age, and tells the directories that hold
+        replicas. Streams its progress; the last message has `done`.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Rebuild(self, request, context):
+        """Restores chunk facts from the bucket: reads each object's header and token ids, checks them against the key, publishes
+        parents first. What stands is left alone. Models must be known. Streams its progress; the last message has `done`.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AppendDecisions(self, request, context):
+        """Records routing decisions: seals them into one object and indexes it. Repeating a call with the same records changes
+        nothing. Meant for batches of a minute or some hundreds of decisions.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListDecisions(self, request, context):
+        """Recorded decisions, newest first, in pages.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetDecision(self, request, context):
+        """Every recorded decision of one request, oldest first: one per plan. NOT_FOUND if there is none.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -223,6 +449,96 @@ def add_CatalogServicer_to_server(servicer, server):
                     servicer.SetReplica,
                     request_deserializer=segue_dot_v1_dot_catalog__pb2.SetReplicaRequest.FromString,
                     response_serializer=segue_dot_v1_dot_catalog__pb2.SetReplicaResponse.SerializeToString,
+            ),
+            'SetDemands': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetDemands,
+                    request_deserializer=segue_dot_v1_dot_catalog__pb2.SetDemandsRequest.FromString,
+                    response_serializer=segue_dot_v1_dot_catalog__pb2.SetDemandsResponse.SerializeToString,
+            ),
+            'RemoveDemands': grpc.unary_unary_rpc_method_handler(
+                    servicer.RemoveDemands,
+                    request_deserializer=segue_dot_v1_dot_catalog__pb2.RemoveDemandsRequest.FromString,
+                    response_serializer=segue_dot_v1_dot_catalog__pb2.RemoveDemandsResponse.SerializeToString,
+            ),
+            'ListDemands': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListDemands,
+                    request_deserializer=segue_dot_v1_dot_catalog__pb2.ListDemandsRequest.FromString,
+                    response_serializer=segue_dot_v1_dot_catalog__pb2.ListDemandsResponse.SerializeToString,
+            ),
+            'WatchDemands': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchDemands,
+                    request_deserializer=segue_dot_v1_dot_catalog__pb2.WatchDemandsRequest.FromString,
+                    response_serializer=segue_dot_v1_dot_catalog__pb2.DemandMap.SerializeToString,
+            ),
+            'ConfirmRemovals': grpc.unary_unary_rpc_method_handler(
+                    servicer.ConfirmRemovals,
+                    request_deserializer=segue_dot_v1_dot_catalog__pb2.ConfirmRemovalsRequest.FromString,
+                    response_serializer=segue_dot_v1_dot_catalog__pb2.ConfirmRemovalsResponse.SerializeToString,
+            ),
+            'Pin': grpc.unary_unary_rpc_method_handler(
+                    servicer.Pin,
+                    request_deserializer=segue_dot_v1_dot_catalog__pb2.PinRequest.FromString,
+                    response_serializer=segue_dot_v1_dot_catalog__pb2.PinResponse.SerializeToString,
+            ),
+            'Unpin': grpc.unary_unary_rpc_method_handler(
+                    servicer.Unpin,
+                    request_deserializer=segue_dot_v1_dot_catalog__pb2.UnpinRequest.FromString,
+                    response_serializer=segue_dot_v1_dot_catalog__pb2.UnpinResponse.SerializeToString,
+            ),
+            'ListPins': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListPins,
+                    request_deserializer=segue_dot_v1_dot_catalog__pb2.ListPinsRequest.FromString,
+                    response_serializer=segue_dot_v1_dot_catalog__pb2.ListPinsResponse.SerializeToString,
+            ),
+            'RecordUse': grpc.unary_unary_rpc_method_handler(
+                    servicer.RecordUse,
+                    request_deserializer=segue_dot_v1_dot_catalog__pb2.RecordUseRequest.FromString,
+                    response_serializer=segue_dot_v1_dot_catalog__pb2.RecordUseResponse.SerializeToString,
+            ),
+            'ListChunks': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListChunks,
+                    request_deserializer=segue_dot_v1_dot_catalog__pb2.ListChunksRequest.FromString,
+                    response_serializer=segue_dot_v1_dot_catalog__pb2.ListChunksResponse.SerializeToString,
+            ),
+            'SetRetention': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetRetention,
+                    request_deserializer=segue_dot_v1_dot_catalog__pb2.SetRetentionRequest.FromString,
+                    response_serializer=segue_dot_v1_dot_catalog__pb2.SetRetentionResponse.SerializeToString,
+            ),
+            'ListRetentions': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListRetentions,
+                    request_deserializer=segue_dot_v1_dot_catalog__pb2.ListRetentionsRequest.FromString,
+                    response_serializer=segue_dot_v1_dot_catalog__pb2.ListRetentionsResponse.SerializeToString,
+            ),
+            'CollectGarbage': grpc.unary_stream_rpc_method_handler(
+                    servicer.CollectGarbage,
+                    request_deserializer=segue_dot_v1_dot_catalog__pb2.CollectGarbageRequest.FromString,
+                    response_serializer=segue_dot_v1_dot_catalog__pb2.CollectGarbageResponse.SerializeToString,
+            ),
+            'Purge': grpc.unary_stream_rpc_method_handler(
+                    servicer.Purge,
+                    request_deserializer=segue_dot_v1_dot_catalog__pb2.PurgeRequest.FromString,
+                    response_serializer=segue_dot_v1_dot_catalog__pb2.PurgeResponse.SerializeToString,
+            ),
+            'Rebuild': grpc.unary_stream_rpc_method_handler(
+                    servicer.Rebuild,
+                    request_deserializer=segue_dot_v1_dot_catalog__pb2.RebuildRequest.FromString,
+                    response_serializer=segue_dot_v1_dot_catalog__pb2.RebuildResponse.SerializeToString,
+            ),
+            'AppendDecisions': grpc.unary_unary_rpc_method_handler(
+                    servicer.AppendDecisions,
+                    request_deserializer=segue_dot_v1_dot_catalog__pb2.AppendDecisionsRequest.FromString,
+                    response_serializer=segue_dot_v1_dot_catalog__pb2.AppendDecisionsResponse.SerializeToString,
+            ),
+            'ListDecisions': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListDecisions,
+                    request_deserializer=segue_dot_v1_dot_catalog__pb2.ListDecisionsRequest.FromString,
+                    response_serializer=segue_dot_v1_dot_catalog__pb2.ListDecisionsResponse.SerializeToString,
+            ),
+            'GetDecision': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetDecision,
+                    request_deserializer=segue_dot_v1_dot_catalog__pb2.GetDecisionRequest.FromString,
+                    response_serializer=segue_dot_v1_dot_catalog__pb2.GetDecisionResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -498,6 +814,492 @@ class Catalog:
             '/segue.v1.Catalog/SetReplica',
             segue_dot_v1_dot_catalog__pb2.SetReplicaRequest.SerializeToString,
             segue_dot_v1_dot_catalog__pb2.SetReplicaResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetDemands(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/segue.v1.Catalog/SetDemands',
+            segue_dot_v1_dot_catalog__pb2.SetDemandsRequest.SerializeToString,
+            segue_dot_v1_dot_catalog__pb2.SetDemandsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RemoveDemands(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/segue.v1.Catalog/RemoveDemands',
+            segue_dot_v1_dot_catalog__pb2.RemoveDemandsRequest.SerializeToString,
+            segue_dot_v1_dot_catalog__pb2.RemoveDemandsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListDemands(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/segue.v1.Catalog/ListDemands',
+            segue_dot_v1_dot_catalog__pb2.ListDemandsRequest.SerializeToString,
+            segue_dot_v1_dot_catalog__pb2.ListDemandsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchDemands(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/segue.v1.Catalog/WatchDemands',
+            segue_dot_v1_dot_catalog__pb2.WatchDemandsRequest.SerializeToString,
+            segue_dot_v1_dot_catalog__pb2.DemandMap.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ConfirmRemovals(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/segue.v1.Catalog/ConfirmRemovals',
+            segue_dot_v1_dot_catalog__pb2.ConfirmRemovalsRequest.SerializeToString,
+            segue_dot_v1_dot_catalog__pb2.ConfirmRemovalsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Pin(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/segue.v1.Catalog/Pin',
+            segue_dot_v1_dot_catalog__pb2.PinRequest.SerializeToString,
+            segue_dot_v1_dot_catalog__pb2.PinResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Unpin(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/segue.v1.Catalog/Unpin',
+            segue_dot_v1_dot_catalog__pb2.UnpinRequest.SerializeToString,
+            segue_dot_v1_dot_catalog__pb2.UnpinResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListPins(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/segue.v1.Catalog/ListPins',
+            segue_dot_v1_dot_catalog__pb2.ListPinsRequest.SerializeToString,
+            segue_dot_v1_dot_catalog__pb2.ListPinsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RecordUse(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/segue.v1.Catalog/RecordUse',
+            segue_dot_v1_dot_catalog__pb2.RecordUseRequest.SerializeToString,
+            segue_dot_v1_dot_catalog__pb2.RecordUseResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListChunks(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/segue.v1.Catalog/ListChunks',
+            segue_dot_v1_dot_catalog__pb2.ListChunksRequest.SerializeToString,
+            segue_dot_v1_dot_catalog__pb2.ListChunksResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetRetention(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/segue.v1.Catalog/SetRetention',
+            segue_dot_v1_dot_catalog__pb2.SetRetentionRequest.SerializeToString,
+            segue_dot_v1_dot_catalog__pb2.SetRetentionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListRetentions(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/segue.v1.Catalog/ListRetentions',
+            segue_dot_v1_dot_catalog__pb2.ListRetentionsRequest.SerializeToString,
+            segue_dot_v1_dot_catalog__pb2.ListRetentionsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CollectGarbage(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/segue.v1.Catalog/CollectGarbage',
+            segue_dot_v1_dot_catalog__pb2.CollectGarbageRequest.SerializeToString,
+            segue_dot_v1_dot_catalog__pb2.CollectGarbageResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Purge(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/segue.v1.Catalog/Purge',
+            segue_dot_v1_dot_catalog__pb2.PurgeRequest.SerializeToString,
+            segue_dot_v1_dot_catalog__pb2.PurgeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Rebuild(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/segue.v1.Catalog/Rebuild',
+            segue_dot_v1_dot_catalog__pb2.RebuildRequest.SerializeToString,
+            segue_dot_v1_dot_catalog__pb2.RebuildResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AppendDecisions(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/segue.v1.Catalog/AppendDecisions',
+            segue_dot_v1_dot_catalog__pb2.AppendDecisionsRequest.SerializeToString,
+            segue_dot_v1_dot_catalog__pb2.AppendDecisionsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListDecisions(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/segue.v1.Catalog/ListDecisions',
+            segue_dot_v1_dot_catalog__pb2.ListDecisionsRequest.SerializeToString,
+            segue_dot_v1_dot_catalog__pb2.ListDecisionsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetDecision(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/segue.v1.Catalog/GetDecision',
+            segue_dot_v1_dot_catalog__pb2.GetDecisionRequest.SerializeToString,
+            segue_dot_v1_dot_catalog__pb2.GetDecisionResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,0 +1,5 @@
+from __future__ import annotations
+
+from tests.catalog.conftest import prefix
+
+__all__ = ["prefix"]
