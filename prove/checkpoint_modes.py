@@ -79,9 +79,9 @@ class SwitchedCheckpointer:
         one = 256 * layout.bytes_per_token + sum(4 * 256 + largest_header(group) for group in layout.groups)
         usual = real._settings.staging_bytes
         self._ways = {
-            Mode.LOCAL: _Ways(Mover(local, NoStore(0.0), put_s), NoFacts(), usual),  # type: ignore[arg-type]
+            Mode.LOCAL: _Ways(Mover(None, local, NoStore(0.0), put_s), NoFacts(), usual),  # type: ignore[arg-type]
             Mode.STORE: _Ways(real._mover, real._facts, usual),
-            Mode.SATURATED: _Ways(Mover(local, NoStore(_SLOW_PUT_S), put_s), NoFacts(), one + one // 2),  # type: ignore[arg-type]
+            Mode.SATURATED: _Ways(Mover(None, local, NoStore(_SLOW_PUT_S), put_s), NoFacts(), one + one // 2),  # type: ignore[arg-type]
         }
 
     def switch(self, mode: Mode) -> None:

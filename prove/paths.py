@@ -12,19 +12,21 @@ import asyncio
 import itertools
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
-from libs.controller.catalog_facts import Node
+from libs.controller.catalog_facts import Node, Replica, ReplicaState
 from libs.controller.protocol import Sampling, Tier, TokenLogprobs
 from prove.judging import Generation
+from prove.peer_server import PeerServer
 from prove.prose import Prose
-from prove.worker_bench import Ask, Bench, Exchange, fresh_salt
+from prove.worker_bench import Ask, Bench, Exchange, NotInTimeError, fresh_salt
 from services.worker.runtime.grammars import MaskFactory
 
 CHUNK = 256
 _ENDLESS = 2
+_FOUND_WITHIN_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -180,6 +182,44 @@ async def restored(bench: Bench, history: History, tier: Tier, more: Sequence[in
     found.expect("restored tokens", usage.restored_tokens, history.durable_end)
     found.expect("tiers", [share.tier.name for share in usage.restored_by_tier], [tier.name])
     found.expect("computed tokens", usage.computed_tokens, len(history.tokens) + len(more) - history.durable_end)
+    return found
+
+
+async def from_memory(bench: Bench, prose: Prose, history: History, more: Sequence[int], new: int) -> Played:
+    """Its pages went to others; host memory still has what was checkpointed. No file and no store is read."""
+    await flood(bench, prose, history, 600)
+    counts = bench.storage.counts
+    files, gets = counts.directory.read_bytes if counts.directory else 0, counts.store.gets
+    found = await restored(bench, history, Tier.RAM, more, new)
+    found.expect("bytes of files read", (counts.directory.read_bytes if counts.directory else 0) - files, 0)
+    found.expect("objects read from the store", counts.store.gets - gets, 0)
+    return found
+
+
+async def from_peer(bench: Bench, history: History, peer: PeerServer, more: Sequence[int], new: int) -> Played:
+    """Nothing of it is on this machine; another worker's directory has it, and is the only place its facts name."""
+    give_up = asyncio.get_running_loop().time() + _FOUND_WITHIN_S
+    book, store = bench.storage.book, bench.storage.counts.store
+    while (known := book.peer_of(peer.node)) is None or known.epoch != peer.epoch:
+        if asyncio.get_running_loop().time() > give_up:
+            raise NotInTimeError(f"the peer's directory {peer.node} is not in the endpoint map")
+        await asyncio.sleep(0.01)
+    nodes = tuple(
+        replace(
+            node,
+            chunk=replace(node.chunk, receipts=()),
+            replicas=tuple(
+                Replica(peer.node, receipt.group, ReplicaState.READY, receipt.content_id)
+                for receipt in node.chunk.receipts
+            ),
+        )
+        for node in history.nodes
+    )
+    gets, sent = store.gets, peer.counts.served_bytes
+    found = await restored(bench, replace(history, nodes=nodes), Tier.PEER, more, new)
+    found.expect("objects read from the store", store.gets - gets, 0)
+    brought = sum(share.bytes for share in found.exchange.usage.restored_by_tier)
+    found.expect("bytes the peer has sent", peer.counts.served_bytes - sent, brought)
     return found
 
 

@@ -60,6 +60,7 @@ from services.worker.storage import Storage
 
 _CALL_S = 10.0
 _PATIENCE_S = 600.0
+_PATIENT_MS = 60_000
 
 
 @lru_cache(maxsize=2)
@@ -267,14 +268,19 @@ class Bench:
             "kv_bytes": 64 << 20,
         }  # fmt: skip
         if self.backing is not None:
-            given |= {"chunk_dir": self.chunk_dir, "chunk_dir_free": 0, **self.backing.s3}
+            # No host memory unless a claim says so: what is evicted from pages must come from where the claim means.
+            # Nor is a restore given up for a machine that is busy with other things.
+            own = {"chunk_dir": self.chunk_dir, "chunk_dir_free": 0, "ram_bytes": 0, "restore_loss_ms": _PATIENT_MS}
+            given |= {**own, **self.backing.s3}
         return WorkerSettings(**{**given, **self.values})  # type: ignore[arg-type]
 
     async def _open(self) -> None:
         settings, model = self.settings(), loaded(self.folder)
         if self.backing is not None and self.handlers_of is None:
             assert self.channel is not None
-            made = await engine_of(settings, self.folder, model, self.channel, self.masks)
+            made = await engine_of(
+                settings, self.folder, model, self.channel, lambda to: open_channel(to, Transport()), self.masks
+            )
             self.engine, self.handlers = made.engine, made.storage
         else:
             self.engine = compute_of(settings, self.folder, model, self.masks).engine

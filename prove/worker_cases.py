@@ -13,6 +13,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from pydantic import JsonValue
 
@@ -21,9 +22,11 @@ from libs.controller.worker_table import Phase
 from prove import paths
 from prove.p3_offer_reply import quantile
 from prove.paths import History, Played
+from prove.peer_server import peer_server
 from prove.prose import Prose
 from prove.worker_bench import Ask, Bench, fresh_salt
 
+_MEMORY_BYTES = 512 << 20
 MORE = 24
 """Tokens a next turn adds."""
 
@@ -106,8 +109,11 @@ class Player:
             self.bench,
             lambda: paths.restarted(self.bench, one, self.prose.continuation(MORE), self.new, epoch),
         )
+        origin = self.bench.chunk_dir
         await self.bench.restart(fresh_directory=True)
         await self._restored("object store", Tier.OBJECT, history, first)
+        await self._peer(history, first, origin)
+        await self._memory(history)
         await self._evicted(history)
 
     async def _cold(self, history: int) -> History:
@@ -171,6 +177,29 @@ class Player:
     async def _restored(self, name: str, tier: Tier, history: int, first: History) -> None:
         more = self.prose.continuation(MORE)
         await self._measured(name, history, self.bench, lambda: paths.restored(self.bench, first, tier, more, self.new))
+
+    async def _peer(self, history: int, first: History, origin: Path) -> None:
+        """Another worker has taken over the directory in which the history was written; this one begins with none."""
+        await self.bench.restart(fresh_directory=True)
+        assert self.bench.channel is not None
+        async with peer_server(origin, self.bench.channel, f"peer-{fresh_salt()[:8]}") as peer:
+            await self._measured(
+                "peer",
+                history,
+                self.bench,
+                lambda: paths.from_peer(self.bench, first, peer, self.prose.continuation(MORE), self.new),
+            )
+
+    async def _memory(self, history: int) -> None:
+        await self.tight.restart(values={"ram_bytes": _MEMORY_BYTES})
+        mine = await self._there(self.tight, history)
+        await self._measured(
+            "RAM",
+            history,
+            self.tight,
+            lambda: paths.from_memory(self.tight, self.prose, mine, self.prose.continuation(MORE), self.new),
+        )
+        await self.tight.restart(values={"ram_bytes": 0})
 
     async def _evicted(self, history: int) -> None:
         mine = await self._there(self.tight, history)

@@ -21,7 +21,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from libs.chunks.directory_index import Identity
+from libs.chunks.books import Identity
 from libs.chunks.errors import DirectoryError, DirectoryInUseError
 from libs.chunks.tier import Parts
 from libs.continuation.errors import IdentityError

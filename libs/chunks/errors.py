@@ -95,3 +95,16 @@ class DirectoryInUseError(DirectoryError):
     """Another process owns the chunk directory."""
 
     reason = "directory_in_use"
+
+
+class StaleEpochError(TierError):
+    """A peer's address is another process by now: what was known of it holds no more."""
+
+    reason = "stale_epoch"
+
+
+class BusyPeerError(TierError):
+    """A peer serves as many as it may at a time."""
+
+    reason = "busy"
+    retryable = True

@@ -20,9 +20,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from libs.chunks.books import Books, Entry
 from libs.chunks.cost import CostMeter, Price
 from libs.chunks.directory_files import DirectoryFiles, Mapped, drop_cached, read_through, sync_folder
-from libs.chunks.directory_index import DirectoryIndex, Entry
 from libs.chunks.errors import (
     AbortedError,
     DirectoryError,
@@ -31,7 +31,7 @@ from libs.chunks.errors import (
     TierClosedError,
     TierFullError,
 )
-from libs.chunks.tier import Held, Parts, Stored, TierKind, size_of
+from libs.chunks.tier import Held, Parts, Stored, TierKind, Transfer, size_of
 from libs.continuation.errors import ObjectError
 from libs.continuation.keys import ObjectKey
 
@@ -90,7 +90,7 @@ class LocalDirectory:
         rest_s: float = 10.0,
     ) -> None:
         self._files = DirectoryFiles(root)
-        self._index = DirectoryIndex(cap, reload_ms)
+        self._index = Books(cap, reload_ms)
         self._keep_free, self._on_gone, self._rest_s = keep_free, on_gone, rest_s
         self.meter = CostMeter(_GUESS)
         self._lock = threading.Lock()
@@ -154,7 +154,7 @@ class LocalDirectory:
         finally:
             path.unlink(missing_ok=True)
 
-    def get(self, key: ObjectKey, size: int, *, within: float, abort: threading.Event | None = None) -> Held:
+    def get(self, key: ObjectKey, size: int, *, within: float, abort: Transfer | None = None) -> Held:
         """See `Tier.get`. The bytes are a mapping of the file; a file that was cut short is returned as it is."""
         if abort is not None and abort.is_set():
             raise AbortedError(f"reading {key.text} was aborted", remedy="nobody waits for it")
@@ -173,6 +173,8 @@ class LocalDirectory:
                 f"{key.text} cannot be opened ({error.strerror})", remedy="take another source"
             ) from error
         self.counts.read_bytes += mapped.data.nbytes
+        if abort is not None:
+            abort.came(mapped.data.nbytes)
         return _Leased(self, entry, mapped)
 
     def stat(self, key: ObjectKey, *, within: float) -> Stored | None:

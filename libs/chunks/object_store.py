@@ -1,18 +1,20 @@
 """The bucket, through the `minio` client, which is synchronous: call it from worker threads.
 
-Large objects are read in ranges, in parallel, into one buffer. Every call has a deadline, which reaches down to the
-sockets (`DeadlinePool`); retries have jitter and never outlive it. Errors are typed by what one can do about them.
-Nothing is trusted: an object of another size is refused here, any other difference by its content id.
+Large objects are read in ranges and written in parts, in parallel, from and to one buffer; reads and writes have
+threads of their own. Every call has a deadline, which reaches down to the sockets (`DeadlinePool`); retries have jitter
+and never outlive it. Errors are typed by what one can do about them. Nothing is trusted: an object of another size is
+refused here, any other difference by its content id.
 
 `put` is put-if-absent (If-None-Match: *). The client has no public call for it, so exactly one function uses its
-private `_put_object`: `_put_if_absent`.
+private `_put_object`: `_put_if_absent`; and `multipart` its calls for parts.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, TypeVar, cast
@@ -31,9 +33,10 @@ from libs.chunks.errors import (
     TierError,
     UnreachableError,
 )
+from libs.chunks.multipart import MultipartUpload, Part
 from libs.chunks.retry import Deadline, pause_before, with_retries
 from libs.chunks.s3_http import DeadlinePool, is_conflict, is_precondition_failed, translate
-from libs.chunks.tier import Held, MemoryHeld, Parts, Stored, TierKind, size_of
+from libs.chunks.tier import Held, MemoryHeld, Parts, Stored, TierKind, Transfer, size_of
 from libs.continuation.errors import ObjectError
 from libs.continuation.keys import ObjectKey
 
@@ -41,6 +44,7 @@ T = TypeVar("T")
 
 _GUESS = Price(latency_ms=10.0, bytes_per_ms=100_000)
 _PIECE = 256 << 10
+_GIVE_UP_S = 2.0
 _PROBE_KEY = "probe/{size}"
 _PROBE_SIZES = (1, 4 << 20)
 
@@ -84,6 +88,7 @@ class ObjectStore:
     Args:
         connections: most requests at a time.
         range_bytes: objects above this are read in ranges of about this size, in parallel.
+        part_bytes: objects above this are written in parts of this size (S3 asks for 5 MiB at least).
         attempts: tries per request, within its deadline.
         stall_s: longest silence on a connection that is read from.
     """
@@ -96,6 +101,7 @@ class ObjectStore:
         *,
         connections: int = 8,
         range_bytes: int = 4 << 20,
+        part_bytes: int = 16 << 20,
         attempts: int = 3,
         stall_s: float = 2.0,
     ) -> None:
@@ -103,7 +109,7 @@ class ObjectStore:
         self.meter = CostMeter(_GUESS)
         self.counts = ObjectStoreCounts()
         self._endpoint = bucket.endpoint
-        self._range_bytes, self._attempts = range_bytes, attempts
+        self._range_bytes, self._part_bytes, self._attempts = range_bytes, part_bytes, attempts
         self._http = DeadlinePool(connections, stall_s, bucket.ca_file)
         self._client = Minio(
             bucket.endpoint,
@@ -114,6 +120,7 @@ class ObjectStore:
             http_client=self._http,
         )
         self._ranges = ThreadPoolExecutor(connections, thread_name_prefix="s3-range")
+        self._parts = ThreadPoolExecutor(max(2, connections // 2), thread_name_prefix="s3-part")
         self._closed = False
 
     def check(self, within: float = 10.0) -> None:
@@ -148,14 +155,14 @@ class ObjectStore:
 
     # ---------------------------------------------------------------------------------------------------------- reading
 
-    def get(self, key: ObjectKey, size: int, *, within: float, abort: threading.Event | None = None) -> Held:
+    def get(self, key: ObjectKey, size: int, *, within: float, abort: Transfer | None = None) -> Held:
         """See `Tier.get`. Raises OtherObjectError for an object that is not `size` bytes long."""
         data = self._read_all(key.text, size, Deadline(within, abort), abort)
         self.counts.gets += 1
         self.counts.read_bytes += size
         return MemoryHeld(data)
 
-    def _read_all(self, key: str, size: int, deadline: Deadline, abort: threading.Event | None) -> memoryview:
+    def _read_all(self, key: str, size: int, deadline: Deadline, abort: Transfer | None) -> memoryview:
         self._check_open()
         target = np.empty(size, np.uint8).data
         # One range more than full ranges would need costs a request and saves nothing: round to even shares.
@@ -165,7 +172,7 @@ class ObjectStore:
 
         def read(low: int, high: int) -> None:
             def once() -> None:
-                self._read_range(key, size, low, target[low:high], deadline, failed)
+                self._read_range(key, size, low, target[low:high], deadline, failed, abort)
 
             try:
                 self._attempt(f"get of {key}", deadline, once)
@@ -183,7 +190,14 @@ class ObjectStore:
         return target
 
     def _read_range(
-        self, key: str, size: int, low: int, target: memoryview, deadline: Deadline, failed: threading.Event
+        self,
+        key: str,
+        size: int,
+        low: int,
+        target: memoryview,
+        deadline: Deadline,
+        failed: threading.Event,
+        abort: Transfer | None,
     ) -> None:
         whole = target.nbytes == size
         response = self._client.get_object(
@@ -205,6 +219,8 @@ class ObjectStore:
                     raise UnreachableError(f"{key} was cut off after {low + at} of {size} bytes", remedy="fetch again")
                 target[at : at + len(piece)] = piece
                 at += len(piece)
+                if abort is not None:
+                    abort.came(len(piece))
         except BaseException:
             response.close()
             raise
@@ -238,7 +254,10 @@ class ObjectStore:
     def _put(self, key: str, body: bytes | memoryview, within: float) -> Stored:
         deadline = Deadline(within)
         size = len(body)
-        etag = self._call(f"put of {key}", deadline.left, None, lambda: self._put_if_absent(key, body))
+        if size > self._part_bytes:
+            etag = self._put_parts(key, memoryview(body), deadline)
+        else:
+            etag = self._call(f"put of {key}", deadline.left, None, lambda: self._put_if_absent(key, body))
         if etag is not None:
             return Stored(size, etag, created=True)
         found = self._stat(key, max(1.0, deadline.left))
@@ -248,6 +267,48 @@ class ObjectStore:
                 remedy="remove that object; `segue cache verify` finds such",
             )
         return found
+
+    def _put_parts(self, key: str, body: memoryview, deadline: Deadline) -> str | None:
+        """As `_put_if_absent`, in parts. Asks first: the parts of what is there already need not travel."""
+        what = f"put of {key}"
+        if self._stat(key, deadline.left) is not None:
+            return None
+        upload = self._call(what, deadline.left, None, lambda: MultipartUpload(self._client, self.bucket, key))
+        failed = threading.Event()
+
+        def send(number: int, low: int) -> Part:
+            if failed.is_set():
+                raise SlowTierError(f"{what} ended: another part failed", remedy="see that part's error")
+            try:
+                part = body[low : low + self._part_bytes]
+                return self._attempt(what, deadline, lambda: upload.part(number, part))
+            except BaseException:
+                failed.set()
+                raise
+
+        def complete(parts: list[Part]) -> str | None:
+            try:
+                return upload.complete(parts)
+            except Exception as error:
+                if is_precondition_failed(error):
+                    return None
+                if is_conflict(error):
+                    raise UnreachableError(f"{key} is being written by another", remedy="try again") from error
+                raise
+
+        done = False
+        try:
+            lows = range(0, len(body), self._part_bytes)
+            sent = [self._parts.submit(send, number, low) for number, low in enumerate(lows, start=1)]
+            _settle(sent, None)
+            parts = [future.result() for future in sent]
+            etag = self._attempt(what, deadline, lambda: complete(parts))
+            done = etag is not None
+            return etag
+        finally:
+            if not done:
+                with suppress(TierError):
+                    self._call(what, _GIVE_UP_S, None, upload.give_up)
 
     def _put_if_absent(self, key: str, body: bytes | memoryview) -> str | None:
         """The ETag, or None if the key exists. A conflict with a write under way is a retryable failure."""
@@ -272,7 +333,7 @@ class ObjectStore:
 
     # ---------------------------------------------------------------------------------------------------------- calling
 
-    def _call(self, what: str, within: float, abort: threading.Event | None, work: Callable[[], T]) -> T:
+    def _call(self, what: str, within: float, abort: Transfer | None, work: Callable[[], T]) -> T:
         self._check_open()
         return self._attempt(what, Deadline(within, abort), work)
 
@@ -302,14 +363,15 @@ class ObjectStore:
             raise TierClosedError(f"object store {self._endpoint} is closed", remedy="open it again")
 
     def close(self) -> None:
-        """Idempotent. Waits for reads under way, which end at their deadlines."""
+        """Idempotent. Waits for what is under way, which ends at its deadline."""
         self._closed = True
         self._ranges.shutdown(wait=True, cancel_futures=True)
+        self._parts.shutdown(wait=True, cancel_futures=True)
         self._http.clear()
 
 
-def _settle(others: list[Future[None]], first: BaseException | None) -> None:
-    """Waits for every range (they write into one buffer), then raises the error that caused the others."""
+def _settle(others: Sequence[Future[Any]], first: BaseException | None) -> None:
+    """Waits for every range or part (they use one buffer), then raises the error that caused the others."""
     errors = [] if first is None else [first]
     errors += [error for future in others if (error := future.exception()) is not None]
     causes = [error for error in errors if not isinstance(error, SlowTierError)]

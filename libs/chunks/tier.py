@@ -1,6 +1,8 @@
 """The interface every chunk tier has, and the values that cross it.
 
-Contract (tests/chunks/test_conformance.py holds each tier to it). `get` returns the bytes as they lie there, unchecked,
+A `Source` can be read; a `Tier` can be written too (a peer is a source alone: what lies there is its own business).
+
+Contract (tests/chunks/conformance.py holds each tier to it). `get` returns the bytes as they lie there, unchecked,
 and raises MissingObjectError where there are none; reading while the same key is being written finds nothing or the
 whole. `put` makes the whole object visible at once, durable when it returns, and leaves an existing one alone
 (`created` False): keys end in the content id, so two writers of one key mean the same bytes. Every call ends within
@@ -11,7 +13,8 @@ from __future__ import annotations
 
 import enum
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -64,6 +67,45 @@ class Wanted:
         return object_format(self.metadata, self.group).size
 
 
+class Transfer(threading.Event):
+    """One read under way, seen from outside. Set: nobody wants the bytes any more, the read ends with AbortedError.
+
+    `moved`: bytes that have come, also of a read that failed or was ended.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.moved = 0
+        self._hooks: list[Callable[[], object]] = []
+        self._guard = threading.Lock()
+
+    def came(self, count: int) -> None:
+        """So many bytes more."""
+        with self._guard:
+            self.moved += count
+
+    def set(self) -> None:
+        """Ends the read. Idempotent."""
+        super().set()
+        with self._guard:
+            hooks = list(self._hooks)
+        for hook in hooks:
+            hook()
+
+    @contextmanager
+    def ending(self, hook: Callable[[], object]) -> Iterator[None]:
+        """Within the block, `hook` is called (from any thread, perhaps more than once) when the read is to end."""
+        with self._guard:
+            self._hooks.append(hook)
+        try:
+            if self.is_set():
+                hook()
+            yield
+        finally:
+            with self._guard:
+                self._hooks.remove(hook)
+
+
 class Held(Protocol):
     """Bytes in place. They neither move nor change before `release`, which is idempotent."""
 
@@ -94,26 +136,18 @@ class MemoryHeld:
         """Memory goes when the last view of it goes."""
 
 
-class Tier(Protocol):
-    """See the module."""
+class Source(Protocol):
+    """What can be read. See the module."""
 
     @property
     def kind(self) -> TierKind: ...
 
-    def get(self, key: ObjectKey, size: int, *, within: float, abort: threading.Event | None = None) -> Held:
-        """The object's bytes; `size` is what the caller expects. `abort`: nobody wants them any more (AbortedError)."""
-        ...
-
-    def put(self, key: ObjectKey, parts: Parts, *, within: float) -> Stored:
-        """Makes the object durable unless it is there. TierFullError where there is no room."""
+    def get(self, key: ObjectKey, size: int, *, within: float, abort: Transfer | None = None) -> Held:
+        """The object's bytes; `size` is what the caller expects. `abort`: see Transfer."""
         ...
 
     def stat(self, key: ObjectKey, *, within: float) -> Stored | None:
         """None: not there."""
-        ...
-
-    def remove(self, key: ObjectKey, *, within: float) -> None:
-        """Idempotent. Held bytes stay valid."""
         ...
 
     def reject(self, key: ObjectKey, error: ObjectError) -> None:
@@ -127,6 +161,18 @@ class Tier(Protocol):
 
     def close(self) -> None:
         """Idempotent; later calls raise TierClosedError."""
+        ...
+
+
+class Tier(Source, Protocol):
+    """What can be written too. See the module."""
+
+    def put(self, key: ObjectKey, parts: Parts, *, within: float) -> Stored:
+        """Makes the object durable (as far as the medium goes) unless it is there. TierFullError without room."""
+        ...
+
+    def remove(self, key: ObjectKey, *, within: float) -> None:
+        """Idempotent. Held bytes stay valid."""
         ...
 
 

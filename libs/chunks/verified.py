@@ -7,11 +7,10 @@ one asked for, and the token ids are the prompt's.
 
 from __future__ import annotations
 
-import threading
 from contextlib import suppress
 from dataclasses import dataclass
 
-from libs.chunks.tier import Held, Tier, Wanted
+from libs.chunks.tier import Held, Source, Transfer, Wanted
 from libs.continuation.errors import ObjectError, SwappedObjectError, TokenMismatchError
 from libs.continuation.hashing import Tokens, pack_tokens
 from libs.continuation.object_format import TOKENS_TENSOR
@@ -33,27 +32,27 @@ class Opened:
         self.held.release()
 
 
-def open_verified(tier: Tier, wanted: Wanted, *, within: float, abort: threading.Event | None = None) -> Opened:
+def open_verified(source: Source, wanted: Wanted, *, within: float, abort: Transfer | None = None) -> Opened:
     """Raises TierError, or ObjectError after the tier has been told to reject the bytes.
 
     Bytes that were hashed count for the tier's price; those verified before come from the page cache, at no price.
     """
-    with tier.meter.reading() as read:
-        opened = _open(tier, wanted, within, abort)
+    with source.meter.reading() as read:
+        opened = _open(source, wanted, within, abort)
         if opened.fresh:
             read.bytes = opened.view.data.nbytes
     return opened
 
 
-def _open(tier: Tier, wanted: Wanted, within: float, abort: threading.Event | None) -> Opened:
-    held = tier.get(wanted.key, wanted.size, within=within, abort=abort)
+def _open(source: Source, wanted: Wanted, within: float, abort: Transfer | None) -> Opened:
+    held = source.get(wanted.key, wanted.size, within=within, abort=abort)
     fresh = not held.verified
     try:
         view = _verified(held, wanted) if fresh else _seen_before(held, wanted)
     except ObjectError as error:
         held.release()
         if not _is_the_prompts_fault(error, fresh):
-            tier.reject(wanted.key, error)
+            source.reject(wanted.key, error)
         raise
     except BaseException:
         held.release()

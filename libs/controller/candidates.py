@@ -23,11 +23,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import nsmallest
 
 from libs.continuation import chain as chains
-from libs.controller.catalog_facts import Chunk, Model, Node, ReplicaState
+from libs.controller.catalog_facts import Chunk, Model, Node, Replica, ReplicaState
 from libs.controller.demand import pages_needed
 from libs.controller.fleet import Fleet, WorkerView
 from libs.controller.knobs import POLICY_KNOBS, PolicyKnobs
@@ -306,7 +306,7 @@ class _Planning:
         shared = self.shared.get(tuple(allowed)) if not own else None
         if shared is not None:
             return shared
-        holdings = self._holdings(view, held)
+        holdings = self._holdings(view)
         found = [
             restore
             for resident in sorted({0, device})
@@ -325,30 +325,48 @@ class _Planning:
         size = max(1, view.heartbeat.bytes_per_token) * chains.CHUNK_TOKENS
         return sorted(tiers, key=lambda tier: (transfer_ms(view.costs.get(tier), size, self.knobs), tier))
 
-    def _holdings(self, view: WorkerView, held: list[tuple[int, str, Tier, float]]) -> list[dict[str, frozenset[Tier]]]:
-        memory = {name for _, name, tier, _ in held if tier is Tier.RAM}
+    def _holdings(self, view: WorkerView) -> list[dict[str, frozenset[Tier]]]:
+        index = self.fleet.index
         own = self.replicas.get(view.worker, {})
         holdings: list[dict[str, frozenset[Tier]]] = []
-        for index, node in enumerate(self.nodes):
+        for position, node in enumerate(self.nodes):
             durable = {receipt.group for receipt in node.chunk.receipts}
-            here = own.get(index, set())
-            in_memory = node.chunk.hash in memory
-            peer_memory = any(
-                worker != view.worker and Tier.RAM in holding
-                for worker, holding in self.fleet.index.holders(node.chunk.hash).items()
-            )
+            here = own.get(position, set())
+            holders = index.holders(node.chunk.hash)
+            remembered = [worker for worker, holding in holders.items() if Tier.RAM in holding]
             tiers: dict[str, frozenset[Tier]] = {}
             for group in self.groups:
                 name = group.name
+                memory = {worker for worker in remembered if index.in_memory(worker, node.chunk.hash, name)}
+                disks: Collection[str] = self.disks[position].get(name, ())
                 places = [Tier.OBJECT] if name in durable else []
                 places += [Tier.SSD] if name in here else []
-                places += [Tier.RAM] if in_memory else []
-                holders: Collection[str] = self.disks[index].get(name, ())
-                if peer_memory or len(holders) > (view.worker in holders):
+                places += [Tier.RAM] if view.worker in memory else []
+                if len(disks) > (view.worker in disks) or len(memory) > (view.worker in memory):
                     places.append(Tier.PEER)
                 tiers[name] = frozenset(places)
             holdings.append(tiers)
         return holdings
+
+    def _named(self, nodes: Sequence[Node], worker: str) -> tuple[Node, ...]:
+        """The nodes, with the directories of the other workers that hold them in memory named as replicas of no known
+        content: a peer is found by its directory, and memory holds what its disk may have given up.
+        """
+        index, named = self.fleet.index, list[Node]()
+        for node in nodes:
+            known = {(replica.node, replica.group) for replica in node.replicas}
+            found = [
+                Replica(view.heartbeat.node, group.name, ReplicaState.READY, "")
+                for holder, holding in sorted(index.holders(node.chunk.hash).items())
+                if holder != worker and Tier.RAM in holding
+                for view in [self.fleet.view(holder)]
+                if view is not None and view.heartbeat.node
+                for group in self.groups
+                if (view.heartbeat.node, group.name) not in known
+                and index.in_memory(holder, node.chunk.hash, group.name)
+            ]
+            named.append(replace(node, replicas=(*node.replicas, *found)) if found else node)
+        return tuple(named)
 
     def _option(self, view: WorkerView, terms: _Terms, way: _Way) -> RankedCandidate:
         heartbeat = view.heartbeat
@@ -372,7 +390,7 @@ class _Planning:
             max_context=heartbeat.max_context,
             prefix_hash=way.name,
         )
-        return RankedCandidate(scored(candidate, terms.correction), way.nodes, terms.queue_ms)
+        return RankedCandidate(scored(candidate, terms.correction), self._named(way.nodes, view.worker), terms.queue_ms)
 
     def _needed(self, view: WorkerView, resident: int) -> int:
         page_tokens = max(1, view.heartbeat.page_tokens)

@@ -317,6 +317,7 @@ class Resident:
     tier: Tier
     fingerprint: str
     arrival_ms: float = 0.0  # INFLIGHT: ms until the running prefill passes the boundary
+    groups: tuple[str, ...] = ()  # RAM: layer groups held of this chunk; empty = all
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,7 @@ from services.worker.handlers import (
     Checkpointer,
     ComputeMeasurements,
     LocalChunks,
+    MemoryResidency,
     Restorer,
     Runtime,
     TierMeasurements,
@@ -41,7 +42,7 @@ from services.worker.pages.pool import PagePool
 from services.worker.pages.sizing import GroupSpec, PageSizes
 from services.worker.registration import Registration
 from services.worker.settings import WorkerSettings
-from services.worker.unstored import NoCheckpointer, NoChunks, NoRestorer, NoTiers
+from services.worker.unstored import NoCheckpointer, NoChunks, NoMemory, NoRestorer, NoTiers
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,8 @@ class Handlers(Protocol):
     @property
     def local(self) -> LocalChunks: ...
     @property
+    def memory(self) -> MemoryResidency: ...
+    @property
     def measurements(self) -> TierMeasurements: ...
 
     async def aclose(self) -> None:
@@ -79,7 +82,7 @@ class Unstored:
 
     def __init__(self, pool: PagePool) -> None:
         self.restorer, self.checkpointer = NoRestorer(), NoCheckpointer(pool)
-        self.local, self.measurements = NoChunks(), NoTiers()
+        self.local, self.memory, self.measurements = NoChunks(), NoMemory(), NoTiers()
 
     async def aclose(self) -> None:
         """See Handlers."""
@@ -132,7 +135,7 @@ class Worker:
             restorer=handlers.restorer,
             checkpointer=handlers.checkpointer,
         )
-        self.observer = Observer(self._identity(0), engine.pool, engine.compute, handlers.measurements)
+        self.observer = Observer(self._identity(0), engine.pool, engine.compute, handlers.measurements, handlers.memory)
         self.draining = Draining(
             self.interpreter, handlers.checkpointer, registration.deregister, settings.shutdown_grace_s
         )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -53,14 +53,23 @@ class ModelEngine:
         metrics.export("restore", counts.restore)
         metrics.export("checkpoint", counts.checkpoint)
         metrics.export("replicas", counts.replicas)
+        metrics.export("placement", counts.placement)
+        metrics.export("peers", counts.peers)
+        metrics.export("serving", counts.serving)
+        if counts.memory is not None:
+            metrics.export("memory", counts.memory)
         if counts.directory is not None:
             metrics.export("directory", counts.directory)
 
 
 async def model_engine(
-    settings: WorkerSettings, catalog: grpc.aio.Channel, masks: Mapping[str, MaskFactory] | None = None
+    settings: WorkerSettings,
+    catalog: grpc.aio.Channel,
+    open_peer: Callable[[str], grpc.aio.Channel],
+    masks: Mapping[str, MaskFactory] | None = None,
 ) -> ModelEngine:
     """Loads the model and opens storage; the runtime is not started yet. `masks`: the grammars requests may name.
+    `open_peer`: a channel to another worker's HOST:PORT.
 
     Raises StartError.
     """
@@ -68,7 +77,7 @@ async def model_engine(
         folder, model = await asyncio.to_thread(_load, settings)
     except ModelError as error:
         raise StartError(error.problem, remedy=error.remedy) from error
-    return await engine_of(settings, folder, model, catalog, masks)
+    return await engine_of(settings, folder, model, catalog, open_peer, masks)
 
 
 @dataclass(frozen=True)
@@ -86,6 +95,7 @@ async def engine_of(
     folder: Path,
     model: LoadedModel,
     catalog: grpc.aio.Channel,
+    open_peer: Callable[[str], grpc.aio.Channel],
     masks: Mapping[str, MaskFactory] | None = None,
 ) -> ModelEngine:
     """As `model_engine`, around a model that is loaded already. Raises StartError."""
@@ -97,6 +107,7 @@ async def engine_of(
         catalog=catalog,
         leases=compute.engine.pool,
         prefill=compute.runtime.prefill,
+        open_peer=open_peer,
     )
     compute.cost.measure(compute.runtime.prefill, storage.measurements.tiers)
     return ModelEngine(compute.engine, storage)
@@ -211,7 +222,9 @@ def _storage_settings(settings: WorkerSettings) -> StorageSettings:
             region=settings.s3_region,
         ),
         directory=directory,
-        restore=RestoreSettings(fetch_bytes=int(settings.fetch_bytes)),
+        restore=RestoreSettings(fetch_bytes=int(settings.fetch_bytes), loss_ms=settings.restore_loss_ms),
         checkpoint=CheckpointSettings(staging_bytes=int(settings.staging_bytes)),
+        memory=int(settings.ram_bytes),
+        serve_streams=settings.serve_streams,
         bucket_wait_s=settings.startup_wait_s,
     )

@@ -20,14 +20,15 @@ attention group is always there while the route is resident. None = the range is
 and drop what hangs on it. At most one lease per route at a time (the pool's page budget depends on it): a second one
 raises LeaseHeldError. Each offer ends in exactly one `PageLeases.settled`: `durable` makes the route evictable up to
 there, otherwise the range was given up for good (it then does not protect the route from eviction either). Skipping
-because staging is full is no end: count it and retry in chain order.
+because staging is full is no end: count it and retry in chain order. A drain offers what was given up while store or
+catalog were away once more by itself, from what this machine has kept of it; that offer's end is settled too.
 """
 
 from __future__ import annotations
 
 import asyncio
 import enum
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -233,6 +234,8 @@ class RestorePlan:
     boundary: int
     """End of the last node."""
     nodes: tuple[NodeFill, ...]
+    spent_ms: float = 0.0
+    """What earlier plans of this assignment have taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +257,7 @@ class RestoreEnd(enum.Enum):
     GONE = "gone"
     CORRUPT = "corrupt"
     UNAVAILABLE = "unavailable"
-    """The tiers answered with errors or not in time."""
+    """The tiers answered with errors or not in time, or too late to be worth waiting for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -375,6 +378,10 @@ class DiskUse:
     cap: int
 
 
+class ChunksBusyError(RuntimeError):
+    """As many chunk objects are being sent to peers as may be."""
+
+
 class LocalChunks(Protocol):
     """The worker's own chunk bytes (host memory, chunk directory), as peers and the registration need them."""
 
@@ -383,12 +390,41 @@ class LocalChunks(Protocol):
         """UUID stored in the chunk directory; empty = no local tier."""
         ...
 
-    def open(self, wanted: worker_pb2.FetchChunkRequest) -> AsyncIterator[worker_pb2.FetchChunkResponse]:
-        """Pieces of at most 1 MiB. Raises KeyError if the object is not there (before the first piece)."""
+    def open(self, wanted: worker_pb2.FetchChunkRequest) -> AsyncGenerator[worker_pb2.FetchChunkResponse, None]:
+        """Pieces of at most 1 MiB. Raises, before the first piece, KeyError if the object is not there and
+        ChunksBusyError where too many are being sent.
+        """
         ...
 
     def disk(self) -> DiskUse:
         """Cheap: kept by accounting."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class InMemory:
+    """One chunk or tail in host memory: where it ends, its variant, the groups held; `groups` empty = all of them."""
+
+    end: int
+    fingerprint: str
+    groups: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryChanges:
+    """By hash. `snapshot`: `came` is everything, whatever was known before."""
+
+    version: int
+    came: Mapping[str, InMemory]
+    went: tuple[str, ...]
+    snapshot: bool
+
+
+class MemoryResidency(Protocol):
+    """What lies in host memory, as heartbeats tell it."""
+
+    def since(self, version: int | None) -> MemoryChanges:
+        """What came (or changed) and went after `version`; a snapshot where None, or where that is too long ago."""
         ...
 
 

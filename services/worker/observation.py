@@ -10,7 +10,7 @@ from libs.controller.catalog_facts import Endpoint, Model
 from libs.controller.protocol import Gone, Heartbeat, PrefillCost, Resident, Tier
 from libs.controller.wire_fields import to_proto
 from services.worker.endpoint.interpreter import Interpreter
-from services.worker.handlers import ComputeMeasurements, LocalChunks, TierMeasurements
+from services.worker.handlers import ComputeMeasurements, LocalChunks, MemoryResidency, TierMeasurements
 from services.worker.pages.pool import PagePool
 
 
@@ -48,20 +48,26 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What a router knows of the resident prefixes: up to a version of the journal, and these running prefills."""
+    """What a router knows of the resident prefixes: up to versions of both journals, and these running prefills."""
 
     version: int
     inflight: frozenset[str]
+    memory: int
 
 
 class Observer:
     """Builds observations from the parts that own the facts."""
 
     def __init__(
-        self, identity: Identity, pool: PagePool, compute: ComputeMeasurements, tiers: TierMeasurements
+        self,
+        identity: Identity,
+        pool: PagePool,
+        compute: ComputeMeasurements,
+        tiers: TierMeasurements,
+        memory: MemoryResidency,
     ) -> None:
         self.identity = identity
-        self._pool, self._compute, self._tiers = pool, compute, tiers
+        self._pool, self._compute, self._tiers, self._memory = pool, compute, tiers, memory
 
     def heartbeat(self, interpreter: Interpreter, sequence: int, told: Told | None) -> tuple[Heartbeat, Told]:
         """The observation now, with what changed since `told`; and what its hearer then knows.
@@ -70,10 +76,19 @@ class Observer:
         """
         identity, machine = self.identity, interpreter.machine
         changes = self._pool.changes(told.version if told else None)
+        # A snapshot is one for both: who forgets the one forgets the other.
+        memory = self._memory.since(told.memory if told and not changes.snapshot else None)
+        if memory.snapshot and not changes.snapshot:
+            changes = self._pool.changes(None)
         prefill, load = tuple(self._compute.prefill()), interpreter.load()
         resident = [Resident(digest, end, Tier.GPU, name) for digest, (end, name) in changes.came.items()]
         inflight = [found for found in self._inflight(prefill) if found.hash not in changes.came]
+        resident += [
+            Resident(digest, held.end, Tier.RAM, held.fingerprint, groups=held.groups)
+            for digest, held in memory.came.items()
+        ]
         gone = [Gone(digest, Tier.GPU) for digest in changes.went]
+        gone += [Gone(digest, Tier.RAM) for digest in memory.went]
         if told is not None and not changes.snapshot:
             ended = told.inflight - {found.hash for found in inflight}
             gone += [Gone(digest, Tier.INFLIGHT) for digest in sorted(ended)]
@@ -96,7 +111,7 @@ class Observer:
             snapshot=changes.snapshot,
             bytes_per_token=identity.bytes_per_token,
         )
-        return beat, Told(changes.version, frozenset(found.hash for found in inflight))
+        return beat, Told(changes.version, frozenset(found.hash for found in inflight), memory.version)
 
     def _inflight(self, prefill: tuple[PrefillCost, ...]) -> Iterator[Resident]:
         """Boundaries that running prefills will pass, and when: what is still to be computed, at the measured cost."""

@@ -1,9 +1,9 @@
 """What it would cost to have an evicted prefix back, by what this worker has measured: the page pool's `ReturnCost`.
 
-The durable part comes from the cheapest tier (its latency, its bandwidth over what a restore really reads, then
-staging to device) or is computed again where that is cheaper; the rest is computed. Until anything is measured the
-pool's default stands in. Snapshots of the measurements are kept for a second: an eviction ranks many routes under the
-pool's lock, and prices move slowly.
+The durable part comes from the cheaper of disk and object store (its latency, its bandwidth over what a restore really
+reads, then staging to device) or is computed again where that is cheaper; the rest is computed. Until anything is
+measured the pool's default stands in. Snapshots of the measurements are kept for a second: an eviction ranks many
+routes under the pool's lock, and prices move slowly.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from libs.controller.protocol import PrefillCost, Tier, TierCost
 from services.worker.pages.eviction import default_return_cost
 
 _KEPT_S = 1.0
+_KEEPING = frozenset({Tier.SSD, Tier.OBJECT})
+"""Where what is durable surely lies; whether memory or a peer still has it when it is wanted, nobody knows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,7 @@ class MeasuredReturnCost:
             found = self._tiers()
             self._prices = Prices(
                 tuple(self._prefill()),
-                tuple(cost for cost in found if cost.tier is not Tier.GPU),
+                tuple(cost for cost in found if cost.tier in _KEEPING),
                 next((cost for cost in found if cost.tier is Tier.GPU), None),
             )
         return self._prices

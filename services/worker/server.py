@@ -53,7 +53,7 @@ async def build(settings: WorkerSettings, service: Service) -> None:
         # Brings torch and the chunk tiers: an echo worker loads neither.
         from services.worker.engine import model_engine
 
-        made = await model_engine(settings, channel)
+        made = await model_engine(settings, channel, lambda address: open_channel(address, service.transport))
         worker = Worker(settings, made.engine, made.storage, registration, place)
         made.export(service.metrics)
     export(service.metrics, worker)

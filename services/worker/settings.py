@@ -69,6 +69,10 @@ class WorkerSettings(ServiceSettings):
     chunk_dir_free: ByteSize = Field(
         ByteSize(1 << 30), ge=0, description="Bytes of chunk_dir's file system left to others"
     )
+    ram_bytes: ByteSize = Field(
+        ByteSize(512 << 20), ge=0, description="Bytes of chunks kept in this machine's memory; 0: none kept"
+    )
+    serve_streams: int = Field(8, ge=1, le=1_024, description="Chunk objects sent to other workers at a time")
     staging_bytes: ByteSize = Field(
         ByteSize(256 << 20), ge=0, description="Bytes captured from the device that may wait to be written and uploaded"
     )
@@ -76,6 +80,12 @@ class WorkerSettings(ServiceSettings):
         ByteSize(256 << 20),
         ge=1 << 20,
         description="Bytes fetched for restores that may wait to be copied to the device",
+    )
+    restore_loss_ms: float = Field(
+        300.0,
+        ge=0,
+        le=600_000,
+        description="Milliseconds, or a tenth of computing if that is more, that a restore may lose against computing",
     )
     s3_endpoint: HttpEndpoint = Field(
         "http://127.0.0.1:9000", description="Object store, as http://HOST:PORT or https://HOST:PORT"

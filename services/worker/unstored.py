@@ -7,7 +7,7 @@ up.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 
 from libs.contracts.segue.v1 import worker_pb2
 from libs.controller.protocol import TierCost
@@ -16,6 +16,7 @@ from services.worker.handlers import (
     CheckpointRange,
     DiskUse,
     LandedNode,
+    MemoryChanges,
     PageLeases,
     RestoreEnd,
     RestoreOutcome,
@@ -66,7 +67,7 @@ class NoChunks:
         """See LocalChunks."""
         return ""
 
-    async def open(self, wanted: worker_pb2.FetchChunkRequest) -> AsyncIterator[worker_pb2.FetchChunkResponse]:
+    async def open(self, wanted: worker_pb2.FetchChunkRequest) -> AsyncGenerator[worker_pb2.FetchChunkResponse, None]:
         """See LocalChunks."""
         raise KeyError(wanted.hash)
         yield worker_pb2.FetchChunkResponse()
@@ -74,6 +75,14 @@ class NoChunks:
     def disk(self) -> DiskUse:
         """See LocalChunks."""
         return DiskUse(0, 0)
+
+
+class NoMemory:
+    """Nothing in host memory."""
+
+    def since(self, version: int | None) -> MemoryChanges:
+        """See MemoryResidency."""
+        return MemoryChanges(0, {}, (), snapshot=version is None)
 
 
 class NoTiers:

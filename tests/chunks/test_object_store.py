@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import io
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -23,42 +21,17 @@ from libs.chunks.errors import (
     UnreachableError,
 )
 from libs.chunks.object_store import Bucket, ObjectStore
+from libs.chunks.tier import Transfer
 from libs.chunks.verified import open_verified
 from libs.continuation.keys import ObjectKey
 from libs.continuation.layout import LayerGroup
+from tests.chunks.links import Link
 from tests.chunks.samples import sample
-from tests.fixtures.fault_proxy import Direction, FaultProxy
+from tests.fixtures.fault_proxy import Direction
 
 DOWN = frozenset({Direction.DOWN})
 # 8 layers of 64: 1 MiB per object.
 LARGE = LayerGroup(None, 1, 64, "float32", tuple(range(8)))
-
-
-class Link:
-    """A fault proxy before the S3 server, on a loop of its own."""
-
-    def __init__(self, endpoint: str) -> None:
-        host, _, port = endpoint.rpartition(":")
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-        self._thread.start()
-        self.proxy = FaultProxy(host, int(port))
-        self._call(self.proxy.__aenter__())
-
-    def do(self, fault: Callable[[FaultProxy], None]) -> None:
-        async def run() -> None:
-            fault(self.proxy)
-
-        self._call(run())
-
-    def _call(self, work: Coroutine[Any, Any, Any]) -> None:
-        asyncio.run_coroutine_threadsafe(work, self._loop).result(10)
-
-    def close(self) -> None:
-        self._call(self.proxy.__aexit__(None, None, None))
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(5)
-        self._loop.close()
 
 
 @pytest.fixture
@@ -154,7 +127,7 @@ def test_it_recovers_by_itself(link: Link, far: ObjectStore, large) -> None:
 
 def test_abort_ends_a_wait(link: Link, far: ObjectStore, large) -> None:
     link.do(lambda proxy: proxy.delay(0.4, DOWN))
-    abort = threading.Event()
+    abort = Transfer()
     threading.Timer(0.05, abort.set).start()
     started = time.monotonic()
     with pytest.raises((AbortedError, SlowTierError)):
@@ -212,3 +185,66 @@ def test_any_size_in_ranges(far: ObjectStore, raw_client, size: int) -> None:
     data = np.random.default_rng(size).bytes(size)
     raw_client.put_object(far.bucket, key.text, io.BytesIO(data), size)
     assert bytes(far.get(key, size, within=10).data) == data
+
+
+# 14 MiB: three parts of 5 MiB.
+HUGE = LayerGroup(None, 1, 256, "float32", tuple(range(28)))
+
+
+@pytest.fixture(scope="module")
+def huge():
+    return sample(time.monotonic_ns(), group=HUGE)
+
+
+@pytest.fixture
+def parted(link: Link, bucket: Bucket) -> Iterator[ObjectStore]:
+    """A store behind the link that writes in parts of 5 MiB."""
+    made = ObjectStore(replace(bucket, endpoint=link.proxy.address), part_bytes=5 << 20, stall_s=0.5)
+    yield made
+    made.close()
+
+
+def uploads(raw_client, store: ObjectStore) -> int:
+    """Multipart uploads under way: parts that cost room."""
+    found = raw_client._list_multipart_uploads(store.bucket)
+    return len(found.uploads)
+
+
+def test_a_large_object_is_written_in_parts_unless_it_is_there(parted: ObjectStore, raw_client, huge) -> None:
+    encoded, wanted = huge
+    parted.remove(encoded.key, within=10)
+    first = parted.put(encoded.key, encoded.parts, within=20)
+    again = parted.put(encoded.key, encoded.parts, within=20)
+    assert first.created and first.etag.endswith("-3") and not again.created and again.etag == first.etag
+    opened = open_verified(parted, wanted, within=20)
+    assert bytes(opened.view.data) == encoded.to_bytes()
+    opened.release()
+    assert uploads(raw_client, parted) == 0
+
+
+def test_of_many_that_write_in_parts_one_creates(parted: ObjectStore, raw_client, huge) -> None:
+    encoded, wanted = huge
+    parted.remove(encoded.key, within=10)
+    results = []
+    threads = [
+        threading.Thread(target=lambda: results.append(parted.put(encoded.key, encoded.parts, within=30)))
+        for _ in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert [result.created for result in results].count(True) == 1 and len(results) == 3
+    open_verified(parted, wanted, within=20).release()
+    assert uploads(raw_client, parted) == 0
+
+
+def test_a_write_in_parts_that_fails_leaves_nothing(link: Link, parted: ObjectStore, raw_client, huge) -> None:
+    encoded, _ = huge
+    parted.remove(encoded.key, within=10)
+    link.do(lambda proxy: proxy.cut_after(6_000_000, frozenset({Direction.UP})))
+    with pytest.raises(TierError):
+        parted.put(encoded.key, encoded.parts, within=4)
+    link.do(lambda proxy: proxy.heal())
+    assert parted.stat(encoded.key, within=5) is None
+    assert parted.put(encoded.key, encoded.parts, within=20).created

@@ -15,7 +15,7 @@ from libs.controller.worker_table import Phase
 from libs.tunnel import CloseReason
 from services.worker.handlers import LandedNode, RestoreEnd, RestoreOutcome, RestorePlan
 from services.worker.pages.pool import PagePool
-from services.worker.unstored import NoCheckpointer, NoChunks, NoTiers
+from services.worker.unstored import NoCheckpointer, NoChunks, NoMemory, NoTiers
 from tests.worker.rig import SALT, Running, routing, running, until
 
 PROMPT = tuple(range(1_500))
@@ -59,6 +59,7 @@ class ByteHandlers:
     restorer: Scripted
     checkpointer: NoCheckpointer
     local: NoChunks = field(default_factory=NoChunks)
+    memory: NoMemory = field(default_factory=NoMemory)
     measurements: NoTiers = field(default_factory=NoTiers)
 
     async def aclose(self) -> None:

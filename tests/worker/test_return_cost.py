@@ -62,3 +62,10 @@ def test_measurements_are_taken_again_after_a_while_and_not_for_every_route() ->
     clock.now = 5.0
     cost(1_000, 512)
     assert len(asked) == 2
+
+
+def test_memory_and_peers_do_not_make_it_cheaper() -> None:
+    """They may have given it up by the time it is wanted."""
+    ssd = TierCost(Tier.SSD, 2.0, SIZE / 10)
+    near = (TierCost(Tier.RAM, 0.01, 1e9), TierCost(Tier.PEER, 0.1, 1e9))
+    assert priced(ssd, *near)(800, 512) == priced(ssd)(800, 512)

@@ -17,7 +17,7 @@ from libs.controller.protocol import (
 from libs.service import telemetry
 from services.worker.endpoint.spans import Spans
 from services.worker.handlers import CheckpointRange
-from services.worker.unstored import NoCheckpointer, NoChunks, NoRestorer, NoTiers
+from services.worker.unstored import NoCheckpointer, NoChunks, NoMemory, NoRestorer, NoTiers
 from tests.fixtures.otlp import otlp_receiver
 from tests.worker.rig import routing, running
 
@@ -42,6 +42,7 @@ class Bytes:
     checkpointer: Offers
     restorer: NoRestorer = field(default_factory=NoRestorer)
     local: NoChunks = field(default_factory=NoChunks)
+    memory: NoMemory = field(default_factory=NoMemory)
     measurements: NoTiers = field(default_factory=NoTiers)
 
     async def aclose(self) -> None: ...

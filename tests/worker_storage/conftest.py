@@ -39,11 +39,11 @@ async def model(catalog: Rig) -> Model:
     return made
 
 
-async def register(catalog: Rig, model: Model, node: str = "", worker: str = "w") -> None:
+async def register(catalog: Rig, model: Model, node: str = "", worker: str = "w", address: str = "127.0.0.1:1") -> None:
     """`node`: a chunk directory that counts as claimed."""
     await catalog.stub.Register(
         pb.RegisterRequest(
-            endpoint=pb.Endpoint(worker=worker, address="127.0.0.1:1", family="ipv4", node=node),
+            endpoint=pb.Endpoint(worker=worker, address=address, family="ipv4", node=node),
             models=[model.proto()],
             names=["m"],
         ),

@@ -25,10 +25,11 @@ from libs.continuation.chain import Node as ChainNode
 from libs.continuation.chain import plan, root
 from libs.continuation.layout import LayerSpec, Layout, needed_chunks
 from libs.contracts.segue.v1 import catalog_pb2 as pb
-from libs.contracts.segue.v1 import catalog_pb2_grpc
+from libs.contracts.segue.v1 import catalog_pb2_grpc, worker_pb2_grpc
 from libs.controller.catalog_facts import Chunk, Node, Receipt, Replica, ReplicaState
-from libs.controller.protocol import AssignmentId
+from libs.controller.protocol import AssignmentId, PrefillCost
 from libs.service.channel import open_channel
+from libs.service.grpc_server import GrpcServer
 from libs.service.transport import Transport
 from services.worker.checkpoint.settings import CheckpointSettings
 from services.worker.handlers import (
@@ -40,9 +41,11 @@ from services.worker.handlers import (
     RestoreOutcome,
     RestorePlan,
 )
+from services.worker.placement.settings import PromoterSettings
 from services.worker.restore.settings import RestoreSettings
 from services.worker.runtime.kv import KVStore
 from services.worker.storage import DirectorySettings, Storage, StorageSettings, open_storage
+from tests.chunks.peers import FetchOnly
 
 PAGE = 16
 OWNER = "0f" * 16
@@ -276,6 +279,9 @@ async def worker(
     restore: RestoreSettings | None = None,
     checkpoint: CheckpointSettings | None = None,
     pages: PagesOf | None = None,
+    memory: int = 0,
+    prefill: Callable[[], Sequence[PrefillCost]] = list,
+    promoter: PromoterSettings | None = None,
 ) -> AsyncIterator[Bench]:
     pages = pages or PagesOf(model.layout, seed=seed, filled=filled)
     pool = Pool(pages)
@@ -285,9 +291,19 @@ async def worker(
         DirectorySettings(folder, cap=cap, keep_free=0) if local else None,
         restore or RestoreSettings(),
         checkpoint or CheckpointSettings(),
+        promoter or PromoterSettings(),
+        memory=memory,
         bucket_wait_s=5,
     )
-    storage = await open_storage(settings, kv=pages.kv, layout=model.layout, catalog=channel, leases=pool, prefill=list)
+    storage = await open_storage(
+        settings,
+        kv=pages.kv,
+        layout=model.layout,
+        catalog=channel,
+        leases=pool,
+        prefill=prefill,
+        open_peer=lambda address: open_channel(address, Transport()),
+    )
     try:
         yield Bench(model, pages, pool, storage, channel, folder)
     finally:
@@ -295,6 +311,26 @@ async def worker(
             await storage.aclose()
         await channel.close()
         assert not pool.leased
+
+
+@asynccontextmanager
+async def serving(bench: Bench, epoch: int = 7) -> AsyncIterator[str]:
+    """Its FetchChunk behind a real socket; HOST:PORT."""
+    server = GrpcServer("127.0.0.1:0", Transport())
+    server.add(FetchOnly(bench.storage.local, epoch), worker_pb2_grpc.add_WorkerServicer_to_server, "segue.v1.Worker")
+    await server.start()
+    try:
+        yield server.target
+    finally:
+        await server.stop(0)
+
+
+def introduce(bench: Bench, node: str, address: str, epoch: int = 7) -> None:
+    """Tells a worker who claims a directory, in the endpoint map's place."""
+    bench.storage._tasks[0].cancel()
+    bench.storage.book.learn(
+        pb.EndpointMap(endpoints=[pb.Endpoint(worker="peer", epoch=epoch, address=address, node=node)])
+    )
 
 
 def at(bucket: Bucket, endpoint: str) -> Bucket:

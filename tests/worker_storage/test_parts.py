@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from libs.chunks.cost import CostMeter, Price
+from libs.chunks.gate import ByteGate
 from libs.chunks.local import LocalDirectory
 from libs.continuation.layout import LayerGroup, LayerSpec, Layout
 from libs.continuation.object_format import ObjectMetadata, object_format
@@ -20,10 +21,10 @@ from libs.continuation.objects import encode_object, view_object
 from libs.contracts.segue.v1 import worker_pb2
 from libs.controller.protocol import PrefillCost, Tier
 from services.worker.checkpoint.capture import Capturer, largest_header
+from services.worker.checkpoint.kept import KeptObjects
 from services.worker.handlers import GroupPages
 from services.worker.restore.fragments import fragments
-from services.worker.restore.gate import ByteGate
-from services.worker.restore.local_chunks import PIECE_BYTES, DirectoryChunks
+from services.worker.restore.local_chunks import PIECE_BYTES, ServedChunks
 from services.worker.restore.measurements import MAX_TOKENS, StorageMeasurements, break_even
 from services.worker.restore.upload import InPlace, PinnedRing, Uploader
 from services.worker.runtime.kv import KVStore
@@ -149,7 +150,7 @@ def test_captures_are_what_was_in_the_pages(dtype):
     pool = Pool(pages)
     what = model.ranges(draw_tokens(256 + 48, 4))[1]
     pool.hold([what])
-    capturer = Capturer(pages.kv, layout, pool)
+    capturer = Capturer(pages.kv, layout, pool, KeptObjects(None, None))
     captured = capturer.capture(what, ())
     assert {found.key.group for found in captured.objects} == {group.name for group in layout.groups}
     assert not pool.leased and captured.bytes <= capturer.size(what) <= captured.bytes * 1.2
@@ -205,7 +206,7 @@ async def test_peers_get_pieces(tmp_path):
     group = LayerGroup(None, 1, 256, "float32", tuple(range(6)))
     encoded, _ = sample(1, group=group)
     directory.put(encoded.key, encoded.parts, within=5)
-    chunks = DirectoryChunks(directory)
+    chunks = ServedChunks(directory)
     key = encoded.key
     wanted = worker_pb2.FetchChunkRequest(
         fingerprint=key.fingerprint, owner=key.owner, hash=key.hash, group=key.group, content_id=key.content_id
@@ -235,7 +236,7 @@ async def test_peers_get_pieces(tmp_path):
 
 
 async def test_without_a_directory_there_is_nothing():
-    chunks = DirectoryChunks(None)
+    chunks = ServedChunks(None)
     with pytest.raises(KeyError):
         await anext(chunks.open(worker_pb2.FetchChunkRequest(hash="ab")))
     await chunks.aclose()

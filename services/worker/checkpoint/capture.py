@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,6 +19,7 @@ from libs.continuation.keys import ObjectKey
 from libs.continuation.layout import LayerGroup, Layout
 from libs.continuation.object_format import ObjectMetadata
 from libs.continuation.objects import encode_object
+from services.worker.checkpoint.kept import KeptObjects
 from services.worker.handlers import CheckpointRange, GroupPages, Lease, LeaseHeldError, PageLeases
 
 
@@ -36,7 +38,7 @@ class PageReader(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StagedObject:
-    """One object, encoded. `data` is the whole file."""
+    """One object, encoded. `data` is the whole file, which nobody changes any more."""
 
     key: ObjectKey
     data: memoryview
@@ -70,10 +72,10 @@ def metadata_of(what: CheckpointRange, group: str) -> ObjectMetadata:
 
 
 class Capturer:
-    """Copies ranges out of the pages."""
+    """Copies ranges out of the pages, or, where these are gone, out of what this machine has kept of them."""
 
-    def __init__(self, kv: PageReader, layout: Layout, leases: PageLeases) -> None:
-        self._kv, self._layout, self._leases = kv, layout, leases
+    def __init__(self, kv: PageReader, layout: Layout, leases: PageLeases, kept: KeptObjects) -> None:
+        self._kv, self._layout, self._leases, self._kept = kv, layout, leases, kept
 
     def size(self, what: CheckpointRange, without: Collection[str] = ()) -> int:
         """Most bytes the objects of a range may have, but for groups in `without`: what staging must admit."""
@@ -85,16 +87,24 @@ class Capturer:
         )
 
     def capture(self, what: CheckpointRange, without: Collection[str]) -> Captured | Busy | None:
-        """The groups that still hold the range, but for those in `without`; None: not resident any more."""
+        """The groups that still hold the range, but for those in `without`; None: neither resident nor kept."""
         try:
             lease = self._leases.lease(what)
         except LeaseHeldError:
             return Busy()
         if lease is None:
-            return None
+            return self._of_kept(what, without)
         copied = self._copy(what, lease, without)
         objects = [self._encode(what, group, layers) for group, layers in copied]
         return Captured(what, tokens_sha256(what.tokens), tuple(objects))
+
+    def _of_kept(self, what: CheckpointRange, without: Collection[str]) -> Captured | None:
+        """A chunk may lack windowed groups, never the others."""
+        wanted = [group.name for group in self._layout.groups if group.name not in without]
+        objects = [StagedObject(key, data) for key, data in self._kept.objects(what, wanted)]
+        there = {found.key.group for found in objects}
+        whole = all(group.window or group.name in there or group.name in without for group in self._layout.groups)
+        return Captured(what, tokens_sha256(what.tokens), tuple(objects)) if objects and whole else None
 
     def _copy(
         self, what: CheckpointRange, lease: Lease, without: Collection[str]
@@ -120,7 +130,13 @@ class Capturer:
         keys = {layer: _raw(pair[0]) for layer, pair in layers.items()}
         values = {layer: _raw(pair[1]) for layer, pair in layers.items()}
         encoded = encode_object(metadata_of(what, group.name), group, what.tokens, keys, values)
-        return StagedObject(encoded.key, memoryview(encoded.to_bytes()))
+        # Writable and aligned, as uploads from host memory want it.
+        data = np.empty(encoded.size, np.uint8).data
+        at = 0
+        for part in encoded.parts:
+            data[at : at + part.nbytes] = part.cast("B")
+            at += part.nbytes
+        return StagedObject(encoded.key, data)
 
 
 def _raw(tensor: Tensor) -> memoryview:

@@ -4,7 +4,8 @@
 
 Staging is admitted by bytes before a range is captured and given back when its objects are durable or nobody wants them
 any more. A range that finds it full is skipped, counted, and stays the next to be tried: chains stay in order. While
-store or catalog are away, each step tries again with backoff, until the range's patience is over.
+store or catalog are away, each step tries again with backoff, until the range's patience is over. What was given up so
+is offered once more by a drain: this worker may be the only one that has it.
 
 Everything on the event loop is bookkeeping; copies, hashes, files and sockets are on the threads.
 """
@@ -14,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -39,6 +40,8 @@ _BUSY_S = 0.005
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 5.0
 _COPIES_LIMIT = 256
+_GIVEN_UP_LIMIT = 4_096
+_GIVEN_UP = frozenset({End.TOO_LATE, End.ORPHAN, End.QUEUE_FULL})
 
 
 class ChunkCheckpointer:
@@ -71,6 +74,7 @@ class ChunkCheckpointer:
         self._spans = Spans()
         self._staged = 0
         self._moved: dict[str, Moved] = {}
+        self._given_up: OrderedDict[str, CheckpointRange] = OrderedDict()
         self._copies: deque[CheckpointRange] = deque(maxlen=_COPIES_LIMIT)
         self._wakes = [asyncio.Event() for _ in range(3)]
         self._idle = asyncio.Event()
@@ -99,11 +103,18 @@ class ChunkCheckpointer:
 
     async def drain(self, seconds: float) -> int:
         """See `Checkpointer.drain`."""
+        again = deque(self._given_up.values())
+        self._given_up.clear()
         lost = self.metrics.lost
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._idle.wait()
-        return self._ledger.offers + self.metrics.lost - lost
+                while again:
+                    for _ in range(min(len(again), self._settings.pending_ranges)):
+                        self.metrics.offered_again += 1
+                        self.offer(again.popleft())
+                    await self._idle.wait()
+        return self._ledger.offers + self.metrics.lost - lost + len(again)
 
     async def aclose(self) -> None:
         """See `Checkpointer.aclose`. Objects being written are finished or fail within their timeout."""
@@ -129,6 +140,7 @@ class ChunkCheckpointer:
             end = settlement.end
             self._moved.pop(settlement.what.hash, None)
             self._spans.settled(settlement)
+            self._remember(settlement)
             if end.durable:
                 metrics.durable += 1
                 metrics.known += end is End.KNOWN
@@ -141,6 +153,16 @@ class ChunkCheckpointer:
                 metrics.lost_queue_full += end is End.QUEUE_FULL
             self._leases.settled(settlement.what, durable=end.durable)
         self._wake()
+
+    def _remember(self, settlement: Settlement) -> None:
+        """What a drain should offer again: bounded, the oldest chains first out."""
+        what = settlement.what
+        if settlement.end in _GIVEN_UP:
+            self._given_up[what.hash] = what
+            if len(self._given_up) > _GIVEN_UP_LIMIT:
+                self._given_up.popitem(last=False)
+        elif settlement.end.durable:
+            self._given_up.pop(what.hash, None)
 
     def _wake(self) -> None:
         self.metrics.pending = len(self._ledger)
@@ -184,7 +206,7 @@ class ChunkCheckpointer:
             pause.reset()
             for entry in run:
                 settlements = self._ledger.asked(entry, standing.get(entry.what.hash, ()), self._groups)
-                if settlements and self._node:
+                if settlements and self._mover.keeps:
                     self._copies.append(entry.what)
                 self._apply(settlements)
             self._wake()

@@ -55,6 +55,14 @@ class ReplicaReporter:
         """The object lies in the directory, synced."""
         self._note((key.fingerprint, key.hash, key.group), key.content_id, pb.REPLICA_STATE_READY)
 
+    def copying(self, key: ObjectKey) -> None:
+        """It is being written to meet a demand."""
+        self._note((key.fingerprint, key.hash, key.group), key.content_id, pb.REPLICA_STATE_COPYING)
+
+    def failed(self, key: ObjectKey) -> None:
+        """That did not succeed."""
+        self._note((key.fingerprint, key.hash, key.group), key.content_id, pb.REPLICA_STATE_FAILED)
+
     def gone(self, key: ObjectKey) -> None:
         """It does not any more; another computation's may still."""
         other = next(iter(self._others(key)), None)

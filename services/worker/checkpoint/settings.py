@@ -43,6 +43,7 @@ class CheckpointMetrics:
     lost_refused: int = _counter("Ranges given up because the catalog refused them")
     lost_orphans: int = _counter("Ranges given up because their parent was")
     lost_queue_full: int = _counter("Ranges given up because too many were pending")
+    offered_again: int = _counter("Ranges given up that a drain offered once more")
     dropped: int = _counter("Ranges skipped because staging was full; they are tried again in chain order")
     staged_bytes: int = _counter("Bytes in staging", "gauge")
     captured_bytes: int = _counter("Bytes copied from pages")

@@ -47,6 +47,17 @@ class ChunkMissingError(ServiceError):
     code = grpc.StatusCode.NOT_FOUND
 
 
+class PeersServedError(ServiceError):
+    """As many chunk objects are being sent to peers as may be."""
+
+    code = grpc.StatusCode.RESOURCE_EXHAUSTED
+
+    def __init__(self, detail: str) -> None:
+        super().__init__(
+            f"busy: {detail}", remedy="take another source, or try again shortly", values={}, retry_after_s=0.1
+        )
+
+
 class NotReadyError(ServiceError):
     """The worker is still warming up or registering."""
 

@@ -8,6 +8,7 @@ windows, until one plan succeeds or nothing is left; then the rest is computed.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -27,6 +28,7 @@ log = get_logger(__name__)
 @dataclass(slots=True)
 class _Restore:
     stop: asyncio.Event
+    began: float = field(default_factory=time.monotonic)
     task: asyncio.Task[None] | None = None
     tiers: dict[int, Tier] = field(default_factory=dict)
     """By end of a landed node."""
@@ -118,6 +120,7 @@ class Restoring:
             owner(offer.request.tenant_salt),
             nodes[-1].chunk.end,
             fills,
+            (time.monotonic() - restore.began) * 1e3,
         )
 
         def landed(node: LandedNode) -> None:

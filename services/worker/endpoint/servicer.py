@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
@@ -15,12 +16,11 @@ from libs.controller.protocol import AssignmentId, Candidate, GenerationRequest,
 from libs.controller.wire_fields import from_proto
 from services.worker.endpoint.draining import Draining
 from services.worker.endpoint.errors import (
-    ChunkMissingError,
     DeclinedError,
     InvalidRequestError,
     NotReadyError,
-    StaleEpochError,
 )
+from services.worker.endpoint.fetching import fetch_chunk
 from services.worker.endpoint.interpreter import Interpreter
 from services.worker.endpoint.outlets import DirectOutlet
 from services.worker.endpoint.requests import NO_TENANT, fault
@@ -87,15 +87,6 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         return pb.DrainResponse(clean=end.clean, cancelled=end.cancelled, unpublished=end.unpublished)
 
     async def FetchChunk(self, request: pb.FetchChunkRequest, context: Any) -> AsyncIterator[pb.FetchChunkResponse]:
-        epoch = self._interpreter.machine.epoch
-        if request.epoch and request.epoch != epoch:
-            raise StaleEpochError(request.epoch, epoch)
-        try:
-            async for piece in self._chunks.open(request):
+        async with aclosing(fetch_chunk(request, self._interpreter.machine.epoch, self._chunks)) as pieces:
+            async for piece in pieces:
                 yield piece
-        except KeyError:
-            raise ChunkMissingError(
-                f"object {request.hash}/{request.group}/{request.content_id} is not here",
-                remedy="fetch it from another replica or from the object store",
-                values={"hash": request.hash, "group": request.group},
-            ) from None

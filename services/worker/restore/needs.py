@@ -15,11 +15,21 @@ Identity = tuple[str, str, str, str]
 
 
 @dataclass(frozen=True, slots=True)
+class Place:
+    """A computation of an object in another chunk directory: the directory's UUID and the content id there, empty where
+    only the router knows that the worker behind it has the object in memory.
+    """
+
+    node: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
 class ObjectNeed:
     """One object to bring, and the pages it fills.
 
     `durable`: content id of the receipt, empty if there is none. `replicas`: content ids known in this worker's
-    directory.
+    directory; `elsewhere`: in those of others.
     """
 
     metadata: ObjectMetadata
@@ -28,6 +38,7 @@ class ObjectNeed:
     fill: GroupPages
     durable: str
     replicas: tuple[str, ...]
+    elsewhere: tuple[Place, ...] = ()
 
     @property
     def identity(self) -> Identity:
@@ -49,18 +60,21 @@ def needs_of(plan: RestorePlan, node: NodeFill, layout: Layout, directory: str) 
     """
     chunk = node.node.chunk
     receipts = {receipt.group: receipt.content_id for receipt in chunk.receipts}
-    return tuple(
-        ObjectNeed(
+
+    def need(fill: GroupPages) -> ObjectNeed:
+        ready = [
+            replica
+            for replica in node.node.replicas
+            if replica.group == fill.group and replica.state is ReplicaState.READY
+        ]
+        return ObjectNeed(
             ObjectMetadata(plan.fingerprint, chunk.parent, chunk.hash, plan.owner, fill.group, chunk.start, chunk.end),
             layout.group(fill.group),
             node.tokens,
             fill,
             receipts.get(fill.group, ""),
-            tuple(
-                replica.content_id
-                for replica in node.node.replicas
-                if replica.node == directory and replica.group == fill.group and replica.state is ReplicaState.READY
-            ),
+            tuple(replica.content_id for replica in ready if replica.node == directory),
+            tuple(Place(replica.node, replica.content_id) for replica in ready if replica.node != directory),
         )
-        for fill in node.fills
-    )
+
+    return tuple(need(fill) for fill in node.fills)

@@ -11,23 +11,19 @@ on.
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from libs.chunks.local import LocalDirectory
-from libs.chunks.object_store import ObjectStore
+from libs.chunks.gate import ByteGate
 from libs.chunks.tier import TierKind
 from libs.chunks.verified import check_tokens
 from libs.continuation.errors import TokenMismatchError
 from libs.continuation.keys import ObjectKey
 from services.worker.handlers import RestoreEnd
-from services.worker.restore.gate import ByteGate
 from services.worker.restore.keeper import Keeper
 from services.worker.restore.needs import Identity, ObjectNeed
 from services.worker.restore.settings import RestoreCounts, RestoreSettings
-from services.worker.restore.sources import Localized, NotLocalized, Sources
+from services.worker.restore.sources import Fetch, Localized, NotLocalized, Sources, Tiers
 
 
 @dataclass(eq=False, slots=True)
@@ -36,8 +32,8 @@ class _Shared:
 
     need: ObjectNeed
     size: int
+    fetch: Fetch
     users: int = 0
-    abort: threading.Event = field(default_factory=threading.Event)
     task: asyncio.Task[Localized | NotLocalized] | None = None
     dropped: bool = False
 
@@ -71,20 +67,12 @@ class ContentProvider:
     """Event-loop side of fetching. `kept`: called from a thread for each object newly in the chunk directory."""
 
     def __init__(
-        self,
-        local: LocalDirectory | None,
-        store: ObjectStore | None,
-        settings: RestoreSettings,
-        counts: RestoreCounts,
-        kept: Callable[[ObjectKey], None],
+        self, tiers: Tiers, settings: RestoreSettings, counts: RestoreCounts, kept: Callable[[ObjectKey], None]
     ) -> None:
-        self.sources = Sources(
-            local, store, timeout_s=settings.fetch_timeout_s, rest_s=settings.rest_s, passed_over=self._passed_over
-        )
+        self.sources = Sources(tiers, settings, counts)
         self._counts = counts
         self._gate = ByteGate(settings.fetch_bytes)
-        self._pool = ThreadPoolExecutor(settings.fetches, thread_name_prefix="fetch")
-        self._keeper = None if local is None else Keeper(local, settings.persist_bytes, counts, kept)
+        self._keeper = Keeper(tiers.memory, tiers.local, settings.persist_bytes, counts, kept)
         self._shared: dict[Identity, _Shared] = {}
         self._tasks: set[asyncio.Task[Localized | NotLocalized]] = set()
 
@@ -115,7 +103,7 @@ class ContentProvider:
         return Ticket(self, shared, need)
 
     def _started(self, need: ObjectNeed, size: int) -> Ticket:
-        shared = _Shared(need, size, users=1)
+        shared = _Shared(need, size, Fetch(self.sources, need), users=1)
         self._shared[need.identity] = shared
         shared.task = asyncio.create_task(self._fetch(shared), name=f"fetch {need.metadata.hash[:12]}")
         self._tasks.add(shared.task)
@@ -125,15 +113,16 @@ class ContentProvider:
     async def _fetch(self, shared: _Shared) -> Localized | NotLocalized:
         self._counts.fetching += 1
         try:
-            loop = asyncio.get_running_loop()
-            found = await loop.run_in_executor(self._pool, self.sources.localize, shared.need, shared.abort)
+            found = await shared.fetch.run()
         finally:
             self._counts.fetching -= 1
         self._counts.corrupt += found.damaged
         if isinstance(found, Localized):
-            if found.kind is TierKind.OBJECT and self._keeper is not None:
+            if found.kind is TierKind.SSD:
+                self._keeper.remember(found.wanted.key, found.wanted.size)
+            elif found.kind is not TierKind.RAM:
                 self._keeper.keep(found.wanted.key, found.opened.held.data)
-        elif not shared.abort.is_set():
+        elif shared.users:
             self._counts.gone += found.end is RestoreEnd.GONE
             self._counts.unavailable += found.end is RestoreEnd.UNAVAILABLE
         return found
@@ -152,7 +141,7 @@ class ContentProvider:
             if shared.task is not None and shared.task.done():
                 self._drop(shared)
             else:
-                shared.abort.set()
+                shared.fetch.end()
 
     def _drop(self, shared: _Shared) -> None:
         """Once per fetch: it is over and nobody uses it."""
@@ -171,19 +160,15 @@ class ContentProvider:
         if self._shared.get(shared.need.identity) is shared:
             del self._shared[shared.need.identity]
 
-    def _passed_over(self) -> None:
-        self._counts.resting += 1
-
     async def aclose(self) -> None:
         """Ends the fetches under way and the writing behind them."""
         for shared in list(self._shared.values()):
-            shared.abort.set()
+            shared.fetch.end()
         if self._tasks:
             await asyncio.wait(self._tasks)
-        loop = asyncio.get_running_loop()
-        await loop.run_in_executor(None, self._close_threads)
+        await self.sources.settled()
+        await asyncio.get_running_loop().run_in_executor(None, self._close_threads)
 
     def _close_threads(self) -> None:
-        self._pool.shutdown(wait=True, cancel_futures=True)
-        if self._keeper is not None:
-            self._keeper.close()
+        self.sources.close()
+        self._keeper.close()

@@ -4,6 +4,8 @@ Per plan, a feeder asks the provider for the objects in chain order, as far ahea
 plan's loop uploads what has come. A node lands when all its objects are on the device. Everything that goes wrong with
 storage ends the plan at the boundary reached. A cancelled or closed restore still waits for its upload: nothing may
 write to a page once `restore` has returned.
+
+A plan that takes so long that computing would have been the better way (`budget`) ends like one whose sources failed.
 """
 
 from __future__ import annotations
@@ -18,12 +20,13 @@ from typing import Self
 from libs.chunks.tier import TierKind
 from libs.continuation.errors import IdentityError
 from libs.continuation.layout import Layout
-from libs.controller.protocol import Tier
+from libs.controller.protocol import PrefillCost, Tier
 from libs.service import telemetry
 from services.worker.handlers import LandedNode, RestoreEnd, RestoreOutcome, RestorePlan
+from services.worker.restore.budget import Budget, usable_ends
 from services.worker.restore.needs import ObjectNeed, needs_of
 from services.worker.restore.provider import ContentProvider, Ticket
-from services.worker.restore.settings import RestoreCounts
+from services.worker.restore.settings import RestoreCounts, RestoreSettings
 from services.worker.restore.sources import Localized, NotLocalized
 from services.worker.restore.upload import Uploader
 
@@ -36,10 +39,20 @@ TIERS = {
 
 
 class ChunkRestorer:
-    """Implements `Restorer`."""
+    """Implements `Restorer`. `used`: told the fingerprint and hash of each chunk that landed."""
 
-    def __init__(self, layout: Layout, provider: ContentProvider, uploader: Uploader, counts: RestoreCounts) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        provider: ContentProvider,
+        uploader: Uploader,
+        settings: RestoreSettings,
+        counts: RestoreCounts,
+        prefill: Callable[[], Sequence[PrefillCost]],
+        used: Callable[[str, str], None],
+    ) -> None:
         self._layout, self._provider, self._uploader, self._counts = layout, provider, uploader, counts
+        self._settings, self._prefill, self._used = settings, prefill, used
         self._closing = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -74,18 +87,29 @@ class ChunkRestorer:
     async def _run(
         self, plan: RestorePlan, boundary: int, landed: Callable[[LandedNode], None], stop: asyncio.Event
     ) -> RestoreOutcome:
-        async with _Ahead(self._provider, plan, self._layout, (stop, self._closing)) as ahead:
-            for index, node in enumerate(plan.nodes):
-                if stop.is_set() or self._closing.is_set():
-                    return RestoreOutcome(RestoreEnd.STOPPED, boundary)
-                objects = await ahead.node(index)
-                if isinstance(objects, NotLocalized):
-                    return RestoreOutcome(objects.end, boundary, objects.detail)
-                if not await self._upload(objects, ahead.needs[index]):
-                    return RestoreOutcome(RestoreEnd.STOPPED, boundary)
-                boundary = node.node.chunk.end
-                landed(self._landed(plan, boundary, objects))
-                ahead.done(index)
+        budget = Budget.of(plan, self._prefill(), self._settings.loss_ms, self._settings.loss_share)
+        late = _Late(budget, plan, usable_ends(plan, self._layout))
+        async with _Ahead(self._provider, plan, self._layout, (stop, self._closing, late.event)) as ahead:
+            with late:
+                if budget.whole_ms and not budget.worth(plan.spent_ms + ahead.expected_ms()):
+                    self._counts.not_begun += 1
+                    return RestoreOutcome(RestoreEnd.UNAVAILABLE, boundary, "computing is expected to be quicker")
+                for index, node in enumerate(plan.nodes):
+                    if stop.is_set() or self._closing.is_set():
+                        return RestoreOutcome(RestoreEnd.STOPPED, boundary)
+                    objects = await ahead.node(index)
+                    if isinstance(objects, NotLocalized):
+                        if objects.end is RestoreEnd.STOPPED and late.event.is_set() and not stop.is_set():
+                            self._counts.too_slow += 1
+                            return RestoreOutcome(RestoreEnd.UNAVAILABLE, boundary, "computing is quicker by now")
+                        return RestoreOutcome(objects.end, boundary, objects.detail)
+                    if not await self._upload(objects, ahead.needs[index]):
+                        return RestoreOutcome(RestoreEnd.STOPPED, boundary)
+                    boundary = node.node.chunk.end
+                    landed(self._landed(plan, boundary, objects))
+                    late.landed(boundary)
+                    self._used(plan.fingerprint, node.node.chunk.hash)
+                    ahead.done(index)
         return RestoreOutcome(RestoreEnd.DONE, boundary)
 
     async def _upload(self, objects: Sequence[Localized], needs: Sequence[ObjectNeed]) -> bool:
@@ -109,10 +133,15 @@ class ChunkRestorer:
         for found in objects:
             moved = found.opened.view.data.nbytes
             size += moved
-            if found.kind is TierKind.SSD:
-                self._counts.bytes_ssd += moved
-            elif found.kind is TierKind.OBJECT:
-                self._counts.bytes_object += moved
+            match found.kind:
+                case TierKind.RAM:
+                    self._counts.bytes_ram += moved
+                case TierKind.SSD:
+                    self._counts.bytes_ssd += moved
+                case TierKind.PEER:
+                    self._counts.bytes_peer += moved
+                case TierKind.OBJECT:
+                    self._counts.bytes_object += moved
         self._counts.nodes += 1
         # A node of objects from several tiers was as slow as the slowest.
         tier = max((TIERS[found.kind] for found in objects), default=Tier.UNSPECIFIED)
@@ -124,6 +153,34 @@ class ChunkRestorer:
         await self._idle.wait()
         await self._provider.aclose()
         await asyncio.get_running_loop().run_in_executor(None, self._uploader.close)
+
+
+class _Late:
+    """Sets `event` when the plan has taken longer than its budget allows."""
+
+    def __init__(self, budget: Budget, plan: RestorePlan, usable: frozenset[int]) -> None:
+        self._budget, self._usable = budget, usable
+        self._loop = asyncio.get_running_loop()
+        self._began = self._loop.time() - plan.spent_ms / 1e3
+        self._timer: asyncio.TimerHandle | None = None
+        self.event = asyncio.Event()
+
+    def __enter__(self) -> None:
+        self.landed(self._budget.start, usable=True)
+
+    def landed(self, end: int, *, usable: bool = False) -> None:
+        """A node has landed that ends there: if it can be continued from, it has paid for its time."""
+        if not usable and end not in self._usable:
+            return
+        allowed = self._budget.allowed_ms(end)
+        if self._timer is not None:
+            self._timer.cancel()
+        if allowed is not None:
+            self._timer = self._loop.call_at(self._began + allowed / 1e3, self.event.set)
+
+    def __exit__(self, *_: object) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
 
 
 class _Ahead:
@@ -144,7 +201,7 @@ class _Ahead:
         return self
 
     async def _feed(self) -> None:
-        directory = self._provider.sources.directory
+        directory = self._provider.sources.tiers.directory
         for index, node in enumerate(self._plan.nodes):
             try:
                 needs = needs_of(self._plan, node, self._layout, directory)
@@ -156,6 +213,14 @@ class _Ahead:
             self._tickets[index] = await self._provider.admit(needs)
             self._admitted[index].set()
             await asyncio.sleep(0)  # a long chain must not hold up the event loop
+
+    def expected_ms(self) -> float:
+        """What bringing the plan's objects should take, as far as prices are known."""
+        directory = self._provider.sources.tiers.directory
+        with suppress(IdentityError):
+            needs = [need for node in self._plan.nodes for need in needs_of(self._plan, node, self._layout, directory)]
+            return self._provider.sources.expected_ms(needs)
+        return 0.0
 
     async def node(self, index: int) -> Sequence[Localized] | NotLocalized:
         """Every object of a node in place, or why not; a stop ends the wait."""

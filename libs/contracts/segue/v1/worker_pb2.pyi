@@ -138,18 +138,20 @@ class Result(_message.Message):
     def __init__(self, assignment: _Optional[_Union[_common_pb2.AssignmentId, _Mapping]] = ..., epoch: _Optional[int] = ..., status: _Optional[_Union[_common_pb2.ResultStatus, str]] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., error: _Optional[str] = ..., usage: _Optional[_Union[_common_pb2.Usage, _Mapping]] = ..., timings: _Optional[_Union[_common_pb2.Timings, _Mapping]] = ...) -> None: ...
 
 class Resident(_message.Message):
-    __slots__ = ("hash", "end", "tier", "fingerprint", "arrival_ms")
+    __slots__ = ("hash", "end", "tier", "fingerprint", "arrival_ms", "groups")
     HASH_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
     TIER_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     ARRIVAL_MS_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
     hash: str
     end: int
     tier: _common_pb2.Tier
     fingerprint: str
     arrival_ms: float
-    def __init__(self, hash: _Optional[str] = ..., end: _Optional[int] = ..., tier: _Optional[_Union[_common_pb2.Tier, str]] = ..., fingerprint: _Optional[str] = ..., arrival_ms: _Optional[float] = ...) -> None: ...
+    groups: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, hash: _Optional[str] = ..., end: _Optional[int] = ..., tier: _Optional[_Union[_common_pb2.Tier, str]] = ..., fingerprint: _Optional[str] = ..., arrival_ms: _Optional[float] = ..., groups: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Gone(_message.Message):
     __slots__ = ("hash", "tier")

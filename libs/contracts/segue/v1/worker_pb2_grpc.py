@@ -104,7 +104,8 @@ class WorkerServicer:
 
     def FetchChunk(self, request, context):
         """The bytes of one chunk object from this worker's host memory or chunk directory, in pieces of at most 1 MiB.
-        NOT_FOUND if it is not there; FAILED_PRECONDITION if the epoch is not this process's.
+        NOT_FOUND if it is not there; FAILED_PRECONDITION if the epoch is not this process's; RESOURCE_EXHAUSTED if as many
+        objects are being sent as may be. The bytes are unchecked: the receiver verifies them by their content id.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

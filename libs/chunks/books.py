@@ -1,9 +1,9 @@
-"""The books of a chunk directory: which files there are, how big, who leases them, who goes next. No I/O, no lock.
+"""The books of a tier with a byte cap: what there is, how big, who leases it, who goes next. No I/O, no lock.
 
-Bytes counted = files known + room reserved for files being written; exactly what the cap is compared with. A file that
-is to go while somebody holds it is *doomed*: no longer found, still counted, unlinked with its last lease.
+Bytes counted = objects known + room reserved for those being written; exactly what the cap is compared with. An object
+that is to go while somebody holds it is *doomed*: no longer found, still counted, freed with its last lease.
 
-Who goes first: GreedyDual-Size with frequency (Cherkasova 1998). Each file has the priority
+Who goes first: GreedyDual-Size with frequency (Cherkasova 1998). Each object has the priority
 `clock at its last use + uses * cost / size`, cost being what bringing it back would take; the lowest goes, and the
 clock advances to its priority, so that what is not used ages against what is. A heap holds stale entries, skipped when
 met.
@@ -18,14 +18,14 @@ from dataclasses import dataclass
 from libs.continuation.keys import ObjectKey
 
 Identity = tuple[int, int, int]
-"""(inode, size, modification time in ns) of a file whose bytes were found good."""
+"""Tells bytes found good from others: of a file (inode, size, modification time in ns), in memory (0, size, sum)."""
 
 _MOST_USES = 64
 
 
 @dataclass(slots=True)
 class Entry:
-    """One file. `verified`: the identity under which its bytes were checked in this process."""
+    """One object. `verified`: the identity under which its bytes were checked in this process."""
 
     key: ObjectKey
     size: int
@@ -36,8 +36,8 @@ class Entry:
     verified: Identity | None = None
 
 
-class DirectoryIndex:
-    """Sizes in bytes. `reload_ms(size)`: what bringing a file of that size back would cost."""
+class Books:
+    """Sizes in bytes. `reload_ms(size)`: what bringing an object of that size back would cost."""
 
     def __init__(self, cap: int, reload_ms: Callable[[int], float]) -> None:
         self.cap = cap
@@ -64,11 +64,11 @@ class DirectoryIndex:
         return self._entries.get(key)
 
     def of_node(self, fingerprint: str, owner: str, node: str, group: str) -> tuple[ObjectKey, ...]:
-        """The files of one group of one chunk, oldest first: usually one."""
+        """The objects of one group of one chunk, oldest first: usually one."""
         return tuple(self._by_node.get((fingerprint, owner, node, group), ()))
 
     def add(self, key: ObjectKey, size: int) -> Entry:
-        """A file that is there now. The caller has made sure that it is new."""
+        """An object that is there now. The caller has made sure that it is new."""
         entry = Entry(key, size)
         self._entries[key] = entry
         self._by_node.setdefault(_node(key), []).append(key)
@@ -81,7 +81,7 @@ class DirectoryIndex:
         entry.uses = min(_MOST_USES, entry.uses + 1)
 
     def release(self, entry: Entry) -> bool:
-        """True: it was doomed and this was the last lease; the caller unlinks it, then says `gone`."""
+        """True: it was doomed and this was the last lease; the caller frees it, then says `gone`."""
         entry.leases -= 1
         if entry.leases:
             return False
@@ -91,7 +91,7 @@ class DirectoryIndex:
         return False
 
     def take_out(self, entry: Entry) -> bool:
-        """Hides a file. True: nobody holds it, the caller unlinks it now, then says `gone`."""
+        """Hides an object. True: nobody holds it, the caller frees it now, then says `gone`."""
         if self._entries.get(entry.key) is entry:
             del self._entries[entry.key]
             siblings = self._by_node[_node(entry.key)]
@@ -103,7 +103,7 @@ class DirectoryIndex:
         return entry.leases == 0
 
     def gone(self, entry: Entry) -> None:
-        """A file taken out is no longer on the disk."""
+        """An object taken out is no longer there."""
         self.used -= entry.size
         self.doomed -= 1
 
@@ -116,7 +116,7 @@ class DirectoryIndex:
         self.reserved -= size
 
     def victim(self) -> Entry | None:
-        """The file that goes next, already taken out; None if every one is leased."""
+        """The object that goes next, already taken out; None if every one is leased."""
         while self._heap:
             priority, _, key = heapq.heappop(self._heap)
             entry = self._entries.get(key)
