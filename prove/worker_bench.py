@@ -269,8 +269,9 @@ class Bench:
         }  # fmt: skip
         if self.backing is not None:
             # No host memory unless a claim says so: what is evicted from pages must come from where the claim means.
-            # Nor is a restore given up for a machine that is busy with other things.
-            own = {"chunk_dir": self.chunk_dir, "chunk_dir_free": 0, "ram_bytes": 0, "restore_loss_ms": _PATIENT_MS}
+            # Nor is a restore given up, or a read overtaken, for a machine that is busy with other things.
+            patient = {"restore_loss_ms": _PATIENT_MS, "hedge_ms": _PATIENT_MS}
+            own = {"chunk_dir": self.chunk_dir, "chunk_dir_free": 0, "ram_bytes": 0, **patient}
             given |= {**own, **self.backing.s3}
         return WorkerSettings(**{**given, **self.values})  # type: ignore[arg-type]
 

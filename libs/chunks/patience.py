@@ -17,9 +17,9 @@ _UNMEASURED_RATIO = 4.0
 
 
 class Patience:
-    """Thread-safe. floor_ms: never hedge before; most_ms: always hedge by then."""
+    """Thread-safe. floor_ms: never late before; most_ms: late by then, if that is later than floor_ms."""
 
-    def __init__(self, floor_ms: float = 25.0, most_ms: float = 1_000.0) -> None:
+    def __init__(self, floor_ms: float = 100.0, most_ms: float = 1_000.0) -> None:
         self._floor_ms, self._most_ms = floor_ms, most_ms
         self._ratios: deque[float] = deque(maxlen=_KEPT)
         self._lock = threading.Lock()
@@ -34,4 +34,4 @@ class Patience:
         with self._lock:
             ordered = sorted(self._ratios)
         ratio = max(_LEAST_RATIO, ordered[int(_QUANTILE * (len(ordered) - 1))]) if ordered else _UNMEASURED_RATIO
-        return min(self._most_ms, max(self._floor_ms, expected_ms * ratio))
+        return max(self._floor_ms, min(self._most_ms, expected_ms * ratio))

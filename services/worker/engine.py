@@ -222,7 +222,9 @@ def _storage_settings(settings: WorkerSettings) -> StorageSettings:
             region=settings.s3_region,
         ),
         directory=directory,
-        restore=RestoreSettings(fetch_bytes=int(settings.fetch_bytes), loss_ms=settings.restore_loss_ms),
+        restore=RestoreSettings(
+            fetch_bytes=int(settings.fetch_bytes), loss_ms=settings.restore_loss_ms, hedge_floor_ms=settings.hedge_ms
+        ),
         checkpoint=CheckpointSettings(staging_bytes=int(settings.staging_bytes)),
         memory=int(settings.ram_bytes),
         serve_streams=settings.serve_streams,

@@ -81,6 +81,9 @@ class WorkerSettings(ServiceSettings):
         ge=1 << 20,
         description="Bytes fetched for restores that may wait to be copied to the device",
     )
+    hedge_ms: float = Field(
+        100.0, ge=1, le=600_000, description="Milliseconds before which no read of a chunk counts as late and is hedged"
+    )
     restore_loss_ms: float = Field(
         300.0,
         ge=0,

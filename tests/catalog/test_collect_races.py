@@ -15,6 +15,7 @@ from services.catalog.collect.lock import holding
 from services.catalog.collect.marking import Fact, mark
 from services.catalog.etcd.transaction import Get, Put
 from services.catalog.facts.errors import CollectionLostError, CollectionRunningError
+from services.catalog.facts.garbage import HORIZON_MS
 from services.catalog.facts.replicas import Replicas
 from tests.catalog.memory import Hook
 from tests.catalog.rig import FULL
@@ -242,6 +243,30 @@ async def test_bytes_wait_for_their_grace_period_and_a_publication_saves_them() 
     world.now_ms += 1
     await world.collect()
     assert not world.unnamed() and set(world.chunks()) == {chunks[0].hash}
+    world.check()
+
+
+async def test_what_was_deleted_is_named_again_only_when_no_late_deletion_can_come() -> None:
+    """A collection that lost its lock may have sent one more request to the store."""
+    world = World()
+    chunks = world.chain(0, 0)[:1]
+    world.upload(0, chunks)
+    assert await world.publish(chunks)
+    world.now_ms += 4 * DAY_MS
+    await world.collect()
+    world.now_ms += HOUR_MS
+    await world.collect()
+    assert not world.unnamed()
+    world.upload(0, chunks)
+    assert not await world.publish(chunks)
+    # Other bytes for the same chunk are another object: nobody deletes those.
+    others = world.chain(0, 0, b"other")[:1]
+    world.upload(0, others)
+    assert await world.publish(others)
+    await world.purge(0)
+    world.now_ms += HORIZON_MS
+    world.upload(0, chunks)
+    assert await world.publish(chunks)
     world.check()
 
 

@@ -10,12 +10,19 @@ from typing import Any
 
 import grpc
 import pytest
+from aetcd import rpc
 from aetcd.rpc import rpc_pb2_grpc
 
 from cli.embedded.ports import free_ports
 from services.catalog.etcd.backoff import Backoff
 from services.catalog.etcd.client import EtcdClient, Login, Tls
-from services.catalog.etcd.errors import EtcdDeniedError, EtcdError, EtcdLeaseError, EtcdUnavailableError
+from services.catalog.etcd.errors import (
+    EtcdCompactedError,
+    EtcdDeniedError,
+    EtcdError,
+    EtcdLeaseError,
+    EtcdUnavailableError,
+)
 from services.catalog.etcd.transaction import Exists, Get, GetPrefix, Put, Unchanged, prefix_end
 from services.catalog.etcd.watch import Changes, Snapshot, watch_prefix
 from services.catalog.facts.errors import ContendedError
@@ -57,6 +64,25 @@ def test_prefix_ends() -> None:
     assert prefix_end(b"a/") == b"a0" and prefix_end(b"a\xff") == b"b"
     with pytest.raises(ValueError, match="no end"):
         prefix_end(b"\xff")
+
+
+async def test_a_scan_is_one_snapshot_in_pages_until_it_is_compacted(catalog: Rig) -> None:
+    root = catalog.keys.prefix.encode()
+    keys = [b"%bscan/%03d" % (root, i) for i in range(25)]
+    revision = (await catalog.etcd.transact(success=[Put(key, b"old") for key in keys])).revision
+    pages = []
+    async for page in catalog.etcd.scan(root + b"scan/", at_revision=revision, page=10):
+        pages.append([kv.key for kv in page])
+        assert {kv.value for kv in page} == {b"old"}
+        await catalog.etcd.transact(success=[Put(key, b"new") for key in keys])
+    assert pages == [keys[:10], keys[10:20], keys[20:]]
+    after = [kv.key async for page in catalog.etcd.scan(root + b"scan/", after=keys[22]) for kv in page]
+    assert after == keys[23:]
+    newest = (await catalog.etcd.read([])).revision
+    await catalog.etcd._kv.Compact(rpc.CompactionRequest(revision=newest), timeout=5)
+    with pytest.raises(EtcdCompactedError):
+        async for _ in catalog.etcd.scan(root + b"scan/", at_revision=revision):
+            pass
 
 
 async def test_leases(catalog: Rig) -> None:

@@ -36,8 +36,8 @@ class Log:
 async def tiny_cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stage]:
     folder = tmp_path_factory.mktemp("tiny-cluster")
     log = Log(folder / "children.log")
-    # A restore is not given up for a machine that is busy with other things.
-    settings = {"kv_bytes": "256MiB", "restore_loss_ms": "60000"}
+    # No restore is given up and no read overtaken for a machine that is busy with other things.
+    settings = {"kv_bytes": "256MiB", "restore_loss_ms": "60000", "hedge_ms": "60000"}
     try:
         async with staged("tiny", state=folder / "state", threads=1, worker_settings=settings, sink=log) as stage:
             yield stage

@@ -253,7 +253,7 @@ async def test_a_peer_that_stalls_is_overtaken_by_the_store(catalog, model, buck
         nodes = replicated(await written(one), node)
         host, _, port = address.rpartition(":")
         fresh = PagesOf(filled=False, seed=9)
-        settings = RestoreSettings(fetch_timeout_s=20.0)
+        settings = RestoreSettings(fetch_timeout_s=20.0, hedge_floor_ms=25.0)
         async with (
             FaultProxy(host, int(port)) as link,
             worker(model, tmp_path / "b", bucket, catalog.target, pages=fresh, restore=settings) as other,
@@ -284,7 +284,7 @@ async def test_hedges_are_bounded(catalog, model, bucket, tmp_path):
         node = one.storage.local.node
         nodes = replicated(await written(one), node)
         host, _, port = address.rpartition(":")
-        settings = RestoreSettings(fetch_timeout_s=20.0, hedges=1, fetches=8)
+        settings = RestoreSettings(fetch_timeout_s=20.0, hedges=1, fetches=8, hedge_floor_ms=25.0)
         async with (
             FaultProxy(host, int(port)) as link,
             worker(model, tmp_path / "b", bucket, catalog.target, restore=settings, filled=False) as other,

@@ -9,6 +9,7 @@ from libs.contracts.segue.v1 import catalog_pb2 as pb
 from services.catalog.collect.marking import Fact, Marked
 from services.catalog.collect.objects import count
 from services.catalog.collect.run import Run, Step
+from services.catalog.etcd.errors import EtcdCompactedError
 from services.catalog.etcd.transaction import (
     MAX_OPERATIONS,
     Comparison,
@@ -23,6 +24,7 @@ from services.catalog.etcd.transaction import (
     Unchanged,
     UnchangedSince,
 )
+from services.catalog.facts.errors import CollectionLostError
 from services.catalog.facts.garbage import Condemned, pack_garbage, unpack_garbage
 from services.catalog.facts.keys import last_part
 from services.catalog.facts.uses import day_of, unpack_use
@@ -53,7 +55,17 @@ async def models(run: Run) -> list[str]:
 
 
 async def snapshot(run: Run, fingerprint: str, owner: str = "") -> list[Fact]:
-    """All chunks of one model (of one owner), as they were at one revision with their uses and pins."""
+    """All chunks of one model (of one owner), as they were at one revision with their uses and pins.
+
+    Raises CollectionLostError if etcd is compacted beyond that revision meanwhile.
+    """
+    try:
+        return await _snapshot(run, fingerprint, owner)
+    except EtcdCompactedError as error:
+        raise CollectionLostError(str(error)) from error
+
+
+async def _snapshot(run: Run, fingerprint: str, owner: str) -> list[Fact]:
     keys, etcd = run.keys, run.etcd
     revision = (await etcd.read([])).revision
     facts: dict[bytes, Fact] = {}

@@ -15,7 +15,7 @@ from libs.continuation.keys import parse_key
 from libs.contracts.segue.v1 import catalog_pb2 as pb
 from services.catalog.collect.run import Run, Step
 from services.catalog.etcd.transaction import Delete, Get, KeyValue, Operation, Put, Unchanged
-from services.catalog.facts.garbage import HORIZON_MS, Condemned, pack_garbage, unpack_garbage, without
+from services.catalog.facts.garbage import Condemned, pack_garbage, unpack_garbage, without
 from services.catalog.facts.values import unpack
 from services.catalog.parallel import gather
 
@@ -34,7 +34,7 @@ async def delete_due(run: Run, reason: pb.CollectReason, wanted: Wanted = lambda
 
 async def _record(run: Run, kv: KeyValue, reason: pb.CollectReason, wanted: Wanted) -> None:
     garbage = unpack_garbage(kv.value)
-    old = {key for key, of in garbage.items() if of.deleted_ms and of.deleted_ms + HORIZON_MS <= run.now_ms}
+    old = {key for key, of in garbage.items() if of.is_over(run.now_ms)}
     due = {key: of for key, of in garbage.items() if not of.deleted_ms and wanted(key) and _is_due(run, of)}
     run.totals.objects_waiting += sum(
         not of.deleted_ms and wanted(key) and key not in due for key, of in garbage.items()

@@ -43,6 +43,13 @@ class EtcdLeaseError(EtcdError):
         super().__init__(f"lease expired or revoked ({reason}): register again with the epoch")
 
 
+class EtcdCompactedError(EtcdError):
+    """The revision asked for is no longer kept."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"etcd no longer keeps the revision that was being read ({reason}): read the newest")
+
+
 # etcd answers these texts under INVALID_ARGUMENT (api/v3rpc/rpctypes/error.go of etcd 3.4 and 3.5).
 _DENIED_TEXTS = ("user name is empty", "invalid user ID or password", "authentication is not enabled")
 # The token, not the user, is at fault: authenticating again helps, and the request was not executed.
@@ -62,6 +69,8 @@ def typed(error: grpc.aio.AioRpcError, endpoint: str) -> EtcdError:
         return EtcdFullError(endpoint, reason)
     if "lease not found" in details:
         return EtcdLeaseError(reason)
+    if "has been compacted" in details:
+        return EtcdCompactedError(reason)
     denied = (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED)
     if code in denied or any(text in details for text in _DENIED_TEXTS):
         return EtcdDeniedError(endpoint, reason)

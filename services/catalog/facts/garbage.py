@@ -3,9 +3,10 @@
 A record belongs to a chunk's key, whether or not the chunk is a fact now, and lists object keys, each in one of three
 states: waiting (unnamed since a time), deleting, deleted. Collection writes it in the transaction that deletes the fact
 and deletes the bytes a grace period later, after the record says `deleting`. Publication takes an object that it names
-out of the record, in the transaction that names it; it is refused while the object is `deleting`, and asks the store
-again where it is `deleted`. The record outlives the deletion by `HORIZON_MS`, longer than any publication takes: one
-that saw the object before it was condemned finds the record when it writes. So no fact names bytes that go.
+out of the record, in the transaction that names it, but is refused from `deleting` until `HORIZON_MS` after the
+deletion. That is longer than any publication takes, so that one which saw the object before it was condemned finds the
+record when it writes; and longer than a request to the store can be under way that a collection sent before it lost
+its lock. So no fact names bytes that go.
 """
 
 from __future__ import annotations
@@ -25,6 +26,14 @@ class Condemned:
     size: int
     deleting: bool = False
     deleted_ms: int = 0
+
+    def forbids(self, now_ms: int) -> bool:
+        """Whether nothing may name the object now."""
+        return self.deleting and (not self.deleted_ms or now_ms < self.deleted_ms + HORIZON_MS)
+
+    def is_over(self, now_ms: int) -> bool:
+        """Whether the record has served its purpose."""
+        return self.deleted_ms > 0 and now_ms >= self.deleted_ms + HORIZON_MS
 
 
 Garbage = Mapping[str, Condemned]

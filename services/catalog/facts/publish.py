@@ -130,7 +130,7 @@ class Publisher:
             # Garbage records are rare: only a transaction that failed makes it worth looking for them.
             state, revision = await self._read(fingerprint, chunks, node, garbage=attempt > 0)
             planned = self._plan(chunks, state, required)
-            _heed_garbage(planned, state.garbage, durable)
+            _heed_garbage(planned, state.garbage, durable, self._now_ms())
             await self._verify(planned, durable)
             batches = self._batches(fingerprint, chunks, node, planned, state)
             await self._use_parents(fingerprint, batches)
@@ -327,15 +327,17 @@ class Publisher:
         return [batch for batch in batches if batch.operations]
 
 
-def _heed_garbage(planned: Mapping[str, _Planned], garbage: Mapping[str, KeyValue], durable: dict[str, str]) -> None:
-    """Forgets what was seen of objects condemned since; BeingCollectedError where one is being deleted."""
+def _heed_garbage(
+    planned: Mapping[str, _Planned], garbage: Mapping[str, KeyValue], durable: dict[str, str], now_ms: int
+) -> None:
+    """Forgets what was seen of objects condemned since; BeingCollectedError where one is being deleted, or just was."""
     for hash, condemned in garbage.items():
         objects = unpack_garbage(condemned.value)
         for receipt in planned[hash].fresh:
             found = objects.get(receipt.key)
             if found is None:
                 continue
-            if found.deleting and not found.deleted_ms:
+            if found.forbids(now_ms):
                 raise BeingCollectedError(hash, receipt.key)
             durable.pop(receipt.key, None)
 

@@ -15,7 +15,8 @@ import asyncio
 import random
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from libs.continuation.keys import ObjectKey
@@ -37,6 +38,20 @@ class ReplicaCounts:
     waiting: int = field(default=0, metadata={"help": "Replica facts not yet sent", "kind": "gauge"})
     unknown: int = field(default=0, metadata={"help": "Replica facts dropped: of chunks the catalog does not know"})
     forgotten: int = field(default=0, metadata={"help": "Replica facts given up: too many waiting, or refused"})
+
+
+async def _whole(call: Coroutine[object, object, frozenset[str]]) -> frozenset[str]:
+    """The call's result. Cancelled, it is still waited for, to its deadline: one that is given up half-way may be
+    carried out after the next one, and then an old word about an object would stand.
+    """
+    task = asyncio.ensure_future(call)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        while not task.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait([task])
+        raise
 
 
 class ReplicaReporter:
@@ -112,7 +127,7 @@ class ReplicaReporter:
                 for (fingerprint, hash, group), (content, state) in batch.items()
             ]
             try:
-                unknown = await self._facts.set_replicas(updates)
+                unknown = await _whole(self._facts.set_replicas(updates))
             except RefusedError:
                 self.counts.forgotten += len(updates)
             except (CatalogAwayError, asyncio.CancelledError) as error:

@@ -174,7 +174,11 @@ class Promoter:
             log.warning("a demand is not met", chunk=demand.hash[:16], group=receipt.group, error=str(error))
             return False
         except BaseException:
-            self._reporter.failed(key)
+            # Ended in the middle; the copy may have got there all the same.
+            if self._local.find(key.fingerprint, key.owner, key.hash, key.group):
+                self._reporter.present(key)
+            else:
+                self._reporter.failed(key)
             raise
         finally:
             self._gate.release(receipt.size)

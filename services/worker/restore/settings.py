@@ -26,7 +26,7 @@ class RestoreSettings:
     fetch_timeout_s: float = 3.0
     rest_s: float = 5.0
     hedges: int = 2
-    hedge_floor_ms: float = 25.0
+    hedge_floor_ms: float = 100.0
     loss_ms: float = 300.0
     loss_share: float = 0.1
 
