@@ -43,7 +43,7 @@ from libs.continuation.keys import ObjectKey
 T = TypeVar("T")
 
 _GUESS = Price(latency_ms=10.0, bytes_per_ms=100_000)
-_PIECE = 256 << 10
+_PIECE = 1 << 20
 _GIVE_UP_S = 2.0
 _PROBE_KEY = "probe/{size}"
 _PROBE_SIZES = (1, 4 << 20)

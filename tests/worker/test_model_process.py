@@ -81,7 +81,9 @@ async def test_a_chat_goes_on_at_another_worker_and_after_a_kill(
     there, result = await generate(two, "turn2-there", turn, nodes)
     assert there == here, "another worker continues with other tokens"
     assert (result.usage.restored_tokens, result.usage.computed_tokens) == (704, 19)
-    assert [part.tier for part in result.usage.restored_by_tier] == [common_pb2.TIER_OBJECT]
+    # The first is still there: which of its disk and the object store was the cheaper, the measurements say.
+    tiers = {part.tier for part in result.usage.restored_by_tier}
+    assert tiers and tiers <= {common_pb2.TIER_PEER, common_pb2.TIER_OBJECT}
 
     one.kill(signal.SIGKILL)
     await asyncio.to_thread(one.wait)
