@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from prove import p4_epochs, p4_etcd_away, p4_golden, p4_tenancy
+from prove import p4_epochs, p4_etcd_away, p4_faults, p4_golden, p4_tenancy
 from prove.checks import Checks
+from prove.judging import Tally
 from prove.p4_tenancy import Found, Times, welch_p
 from prove.report import Outcome
 from prove.routed import Tenant
@@ -152,3 +153,24 @@ def test_ids_that_differ_between_processes_or_implementations_are_seen() -> None
     assert verdict({"0": honest}, other) == ["golden ids by the library", "golden ids by the reference"]
     assert "inputs answered by each process" in verdict({"0": honest, "1": []})
     assert verdict({"0": [[one, one], [one, one]]}) == ["different roots"]
+
+
+# --- 4-faults ---
+
+
+def test_a_wrong_token_an_uncounted_fault_and_a_late_answer_are_seen() -> None:
+    names = [f"fault {number}" for number in range(17)]
+
+    def verdict(number: int, **changes: Any) -> list[str]:
+        cases = [p4_faults.Case(name, [900.0, 1_290.0], [1_000.0, 980.0], [0, 0], counted=2) for name in names]
+        cases[number] = replace(cases[number], **changes)
+        tallies = {name: Tally(2, 20) for name in names}
+        if "name" in changes:
+            tallies["wrong"] = Tally(2, 20, wrong=["token 3 is 5, not 7"])
+        return failed(p4_faults.judged(cases, tallies, timed=True))
+
+    assert verdict(0) == []
+    assert verdict(3, name="wrong") == ["wrong: exact"]
+    assert verdict(3, counted=0) == ["fault 3: counted"]
+    assert verdict(3, ttft_ms=[900.0, 1_291.0]) == ["fault 3: ms beyond recompute + budget"]
+    assert failed(p4_faults.judged([], {}, timed=True)) == ["faults"]
