@@ -31,7 +31,7 @@ def connect(
     context: typer.Context,
     catalog: Annotated[
         str, typer.Option(metavar="HOST:PORT", envvar="SEGUE_CATALOG", help="A catalog; any replica will do.")
-    ] = "127.0.0.1:7000",
+    ] = "127.0.0.1:7004",
     ca_file: Annotated[
         Path | None, typer.Option(metavar="FILE", envvar="SEGUE_TLS_CA_FILE", help="For TLS: as the services'.")
     ] = None,
