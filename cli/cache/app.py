@@ -138,7 +138,7 @@ def verify(
 def gc(context: typer.Context, dry_run: DryRun = False, as_json: Json = False) -> None:
     """Collect garbage now: what is past its retention, superseded, unnamed, forgotten."""
 
-    async def command(stub: Any) -> tuple[list[pb.Collected], pb.CollectTotals]:
+    async def command(stub: Any) -> tuple[list[pb.Collected], pb.CollectGarbageResponse]:
         items: list[pb.Collected] = []
         last = pb.CollectGarbageResponse()
         with tables.bar(as_json) as progress:
@@ -149,9 +149,12 @@ def gc(context: typer.Context, dry_run: DryRun = False, as_json: Json = False) -
                 progress.update(task, description=last.phase, completed=len(items), note=note)
         if not last.done:
             fail("the stream ended early: run it again")
-        return items, last.totals
+        return items, last
 
-    items, totals = run(context.obj, command)
+    items, last = run(context.obj, command)
+    totals = last.totals
+    if last.bucket_of_another:
+        console.print("the bucket is another etcd's: objects without facts are left alone (`rebuild` adopts it)")
     if as_json:
         tables.print_json(_plain(items, totals, dry_run))
         return

@@ -5,6 +5,8 @@ under that parent, to the chunk's very name, which no swapped or invented object
 object suffice. What is found is published by the same code as any other publication, parents first: repeating it
 changes nothing, and it may run beside live workers. Of several contents for one group the first by name is taken.
 
+A rebuild of the whole bucket also makes it this etcd's own (`collect.ownership`): its orphans may be collected again.
+
 An object that collection has condemned stays condemned: its fact was removed on purpose.
 """
 
@@ -22,6 +24,7 @@ from libs.continuation.keys import KEY_VERSION, ObjectKey, key_prefix, parse_key
 from libs.continuation.object_format import TOKENS_TENSOR, ObjectMetadata, header_size, read_header
 from libs.contracts.segue.v1 import catalog_pb2 as pb
 from libs.service.errors import ServiceError
+from services.catalog.collect.ownership import Ownership
 from services.catalog.etcd.client import EtcdClient
 from services.catalog.etcd.transaction import Get
 from services.catalog.facts.errors import (
@@ -82,6 +85,7 @@ class Rebuilder:
 
     def __init__(self, etcd: EtcdClient, keys: Keys, store: ObjectStore, publisher: Publisher) -> None:
         self._etcd, self._keys, self._store, self._publisher = etcd, keys, store, publisher
+        self._ownership = Ownership(etcd, keys, store)
 
     async def run(self, fingerprint: str, dry: bool) -> AsyncGenerator[pb.RebuildResponse]:
         """Progress, the last message `done`. Raises InvalidRequestError."""
@@ -106,6 +110,9 @@ class Rebuilder:
             for i in range(0, len(chunks), _PUBLISHED_AT_ONCE):
                 await self._publish(of, chunks[i : i + _PUBLISHED_AT_ONCE], dry, progress)
                 yield progress.report()
+        if not dry and not fingerprint and not await self._ownership.owned():
+            # What the bucket holds has its facts here now; what could not be used is an orphan.
+            await self._ownership.adopt()
         last = progress.report()
         last.done, last.revision = True, (await self._etcd.read([])).revision
         yield last

@@ -16,6 +16,7 @@ from libs.service.lifecycle import Service
 from libs.service.logs import get_logger
 from services.catalog.calls import Facts
 from services.catalog.collect.collector import Collector
+from services.catalog.collect.ownership import OF_ANOTHER
 from services.catalog.collect.regular import collect_regularly
 from services.catalog.collect.run import Limits, Reached, unobserved
 from services.catalog.etcd.backoff import Backoff
@@ -148,6 +149,8 @@ async def build(settings: CatalogSettings, service: Service) -> None:
         wait_s,
         "s3_endpoint, s3_bucket, s3_access_key, s3_secret_key",
     )
+    if not await catalog.collector.ownership.owned():
+        log.warning(OF_ANOTHER, bucket=settings.s3_bucket)
     service.add(catalog.servicer, catalog_pb2_grpc.add_CatalogServicer_to_server, "segue.v1.Catalog")
     service.spawn(catalog.endpoints.run(), "endpoint map")
     service.spawn(catalog.demands.run(), "demand map")

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from minio import Minio
 
 from libs.contracts.segue.v1 import catalog_pb2 as pb
+from services.catalog.collect.ownership import MARK
 from services.catalog.collect.run import Step
 from services.catalog.etcd.transaction import Get
 from services.catalog.server import unix_ms
@@ -60,7 +61,7 @@ class Bed:
         return {item.chunk.hash: item for item in listed.chunks}
 
     def objects(self) -> set[str]:
-        return {str(o.object_name) for o in self.client.list_objects(self.bucket, recursive=True)}
+        return {str(o.object_name) for o in self.client.list_objects(self.bucket, recursive=True)} - {MARK}
 
     async def check(self) -> None:
         """What must hold after any crash."""

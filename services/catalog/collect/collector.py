@@ -14,6 +14,7 @@ from services.catalog.collect.facts import Removal, models, snapshot
 from services.catalog.collect.lock import LEASE_S, holding
 from services.catalog.collect.marking import Fact, Marked, Rule, by_owner, by_retention, mark
 from services.catalog.collect.objects import delete_due
+from services.catalog.collect.ownership import Ownership
 from services.catalog.collect.run import Limits, Reached, Run, Step, unobserved
 from services.catalog.collect.tails import superseded
 from services.catalog.etcd.client import EtcdClient
@@ -53,14 +54,16 @@ class Collector:
         self._etcd, self._keys, self._store, self._retentions, self._limits = etcd, keys, store, retentions, limits
         self._claimed, self._now_ms, self._holder, self._lease_s = claimed, now_ms, holder, lease_s
         self._reached = reached
+        self.ownership = Ownership(etcd, keys, store)
 
     async def collect(self, dry: bool) -> AsyncGenerator[pb.CollectGarbageResponse]:
         """Progress, the last message `done`. Raises CollectionRunningError, CollectionLostError."""
         async with AsyncExitStack() as stack:
             run = await self._begin(stack, dry)
+            owned = await self.ownership.owned(write=not dry)
             for phase, work in (
                 ("facts", self._facts(run)),
-                ("orphans", orphans.condemn(run, pb.COLLECT_REASON_UNNAMED)),
+                ("orphans", orphans.condemn(run, pb.COLLECT_REASON_UNNAMED) if owned else _nothing()),
                 ("bytes", delete_due(run, pb.COLLECT_REASON_UNNAMED)),
                 ("directories", directories.forget(run, self._claimed())),
                 ("decisions", decisions.forget(run)),
@@ -70,6 +73,7 @@ class Collector:
                     yield run.report()
             last = run.report()
             last.done, last.revision = True, (await self._etcd.read([])).revision
+            last.bucket_of_another = not owned
         yield last
 
     async def purge(self, owner: str, dry: bool, include_pinned: bool) -> AsyncGenerator[pb.PurgeResponse]:
@@ -134,6 +138,12 @@ async def _marked(facts: Sequence[Fact], rule: Rule, *, keep_pinned: bool = True
     if len(facts) < _MANY:
         return mark(facts, rule, keep_pinned=keep_pinned)
     return await asyncio.to_thread(mark, facts, rule, keep_pinned=keep_pinned)
+
+
+async def _nothing() -> AsyncIterator[None]:
+    """In place of a phase that must not be."""
+    for _ in ():
+        yield
 
 
 def _purged(run: Run) -> pb.PurgeResponse:

@@ -16,6 +16,7 @@ from libs.contracts.segue.v1 import catalog_pb2 as pb
 from libs.service.errors import ServiceError
 from libs.service.logs import get_logger
 from services.catalog.collect.collector import Collector
+from services.catalog.collect.ownership import OF_ANOTHER
 from services.catalog.etcd.errors import EtcdError
 from services.catalog.facts.errors import CollectionRunningError
 from services.catalog.store import StoreError
@@ -44,6 +45,8 @@ async def collect_regularly(collector: Collector, interval_s: float, counting: C
         except (ServiceError, EtcdError, StoreError) as error:
             log.warning("collection failed", error=str(error), next_within_s=interval_s * 1.5)
             continue
+        if last.bucket_of_another:
+            log.warning(OF_ANOTHER)
         log.info(
             "collection",
             seconds=round(time.monotonic() - began, 1),

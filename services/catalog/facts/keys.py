@@ -129,6 +129,9 @@ class Keys:
     def decisions(self) -> bytes:
         return self._join("decisions", "")
 
+    def bucket(self, name: str) -> bytes:
+        return self._join("buckets", name)
+
     @property
     def collection_lock(self) -> bytes:
         return self._join("locks", "collection")

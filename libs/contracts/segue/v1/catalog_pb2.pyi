@@ -710,18 +710,20 @@ class CollectGarbageRequest(_message.Message):
     def __init__(self, dry_run: _Optional[bool] = ...) -> None: ...
 
 class CollectGarbageResponse(_message.Message):
-    __slots__ = ("phase", "collected", "totals", "done", "revision")
+    __slots__ = ("phase", "collected", "totals", "done", "revision", "bucket_of_another")
     PHASE_FIELD_NUMBER: _ClassVar[int]
     COLLECTED_FIELD_NUMBER: _ClassVar[int]
     TOTALS_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
+    BUCKET_OF_ANOTHER_FIELD_NUMBER: _ClassVar[int]
     phase: str
     collected: _containers.RepeatedCompositeFieldContainer[Collected]
     totals: CollectTotals
     done: bool
     revision: int
-    def __init__(self, phase: _Optional[str] = ..., collected: _Optional[_Iterable[_Union[Collected, _Mapping]]] = ..., totals: _Optional[_Union[CollectTotals, _Mapping]] = ..., done: _Optional[bool] = ..., revision: _Optional[int] = ...) -> None: ...
+    bucket_of_another: bool
+    def __init__(self, phase: _Optional[str] = ..., collected: _Optional[_Iterable[_Union[Collected, _Mapping]]] = ..., totals: _Optional[_Union[CollectTotals, _Mapping]] = ..., done: _Optional[bool] = ..., revision: _Optional[int] = ..., bucket_of_another: _Optional[bool] = ...) -> None: ...
 
 class PurgeRequest(_message.Message):
     __slots__ = ("owner", "dry_run", "include_pinned")
