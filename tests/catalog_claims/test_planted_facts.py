@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from prove import p4_epochs, p4_etcd_away, p4_faults, p4_golden, p4_tenancy
+from prove import p4_epochs, p4_etcd_away, p4_faults, p4_golden, p4_tenancy, p4_tiers_speed
 from prove.checks import Checks
 from prove.judging import Tally
 from prove.p4_tenancy import Found, Times, welch_p
@@ -174,3 +174,29 @@ def test_a_wrong_token_an_uncounted_fault_and_a_late_answer_are_seen() -> None:
     assert verdict(3, counted=0) == ["fault 3: counted"]
     assert verdict(3, ttft_ms=[900.0, 1_291.0]) == ["fault 3: ms beyond recompute + budget"]
     assert failed(p4_faults.judged([], {}, timed=True)) == ["faults"]
+
+
+# --- 4-tiers-speed ---
+
+
+def test_a_slow_get_is_seen_and_noise_is_allowed_for() -> None:
+    def verdict(ours: float, raw: list[float], peer: dict[str, float] | None = None) -> list[str]:
+        found = p4_tiers_speed.Found([ours] * len(raw), raw, {}, peer or {"disk store": 1.0, "disk load": 2.0})
+        return failed(p4_tiers_speed.judged(found, timed=True))
+
+    assert verdict(1.42, [1.0] * 8) == []
+    assert verdict(1.5, [1.0] * 8) == ["our time over the bare client's"]
+    assert verdict(1.9, [1.0, 1.6] * 4) == [], "the bare client itself differs by as much"
+    assert verdict(1.0, [1.0] * 8, {"disk store": 1.0}) == ["figures of lmcache beside ours"]
+
+
+def test_the_other_bench_is_read_by_operation() -> None:
+    report: Any = {
+        "metrics": {
+            "config": {},
+            "op_0": {"operation": "Store", "throughput_avg_mbps": 300.5},
+            "op_1": {"operation": "Lookup", "throughput_avg_mbps": 0.0},
+            "op_2": {"operation": "Load", "throughput_avg_mbps": 2103.6},
+        }
+    }
+    assert p4_tiers_speed.rates(report) == {"disk store": 300.5, "disk load": 2103.6}
