@@ -61,6 +61,8 @@ class _Plan:
     histories: int
     prompt: int
     new: int
+    kv_bytes: int
+    """Room for a few chats, so that other requests can push one out."""
     timed: bool
 
 
@@ -84,13 +86,13 @@ class Case:
 
 async def run(size: Size, stage: Stage | None) -> Outcome:
     """See the module."""
-    plan = _Plan(5, 1_000, 24, timed=True) if size is Size.FULL else _Plan(1, 560, 6, timed=False)
+    plan = _Plan(5, 1_000, 24, 192 << 20, timed=True) if size is Size.FULL else _Plan(1, 560, 6, 4 << 20, timed=False)
     async with backed(stage) as backing, AsyncExitStack() as stack:
         host, _, port = backing.s3["s3_endpoint"].rpartition("//")[2].rpartition(":")
         link = await stack.enter_async_context(FaultProxy(host, int(port)))
         beyond = replace(backing, s3={**backing.s3, "s3_endpoint": f"http://{link.address}"})
         court = await stack.enter_async_context(Judge(backing.folder).court())
-        values = {"kv_bytes": 512 << 20, "lanes": 2, "restore_loss_ms": LOSS_MS, "hedge_ms": 100.0}
+        values = {"kv_bytes": plan.kv_bytes, "lanes": 2, "restore_loss_ms": LOSS_MS, "hedge_ms": 100.0}
         async with Bench(backing.folder, values, beyond) as bench:
             scene = _Scene(plan, bench, backing, link, court)
             await scene.play()
@@ -246,6 +248,7 @@ class _Scene:
                 flipped += 1
         assert flipped, "nothing in memory to flip"
         await paths.flood(bench, self._prose, history, 600)
+        assert not bench.resident(history.processed, history.salt), "its pages are still there"
 
     async def _forge(self, history: History) -> History:
         """An object that says its tokens have this hash, and has others: as after a collision of the digest."""

@@ -5,6 +5,7 @@ import random
 import subprocess
 import time
 from contextlib import AsyncExitStack
+from dataclasses import replace
 
 import grpc
 import grpc.aio
@@ -106,7 +107,9 @@ async def test_server_shutdown_is_an_expected_end() -> None:
 
 @pytest.mark.parametrize("closer", ["client", "server"])
 async def test_an_orderly_close_loses_nothing_on_the_way(closer: str) -> None:
-    async with proxied() as (end, server, proxy):
+    # However long the bytes take on a busy machine: neither end may lose patience meanwhile.
+    patient = replace(FAST, goodbye_s=LIMIT_S, health=replace(FAST.health, stall_s=LIMIT_S, pong_timeout_s=LIMIT_S))
+    async with proxied(patient) as (end, server, proxy):
         server_end = await server.arrived.get()
         near = await end.tunnel.open(b"x")
         far = await server_end.accepted_route()

@@ -92,8 +92,8 @@ async def play(job: dict[str, Any]) -> None:
         if job["what"] == "publish":
             ranges = model.ranges(TOKENS)
             bench.pool.hold(ranges)
-            if await bench.checkpoint(ranges) != 0:
-                raise SystemExit(3)
+            if (left := await bench.checkpoint(ranges, 60.0)) != 0:
+                raise SystemExit(f"{left} ranges are not published: {bench.storage.counts.checkpoint}")
         else:
             counts = bench.storage.counts
             await until(lambda: counts.directory.files == job["objects"])
