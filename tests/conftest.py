@@ -17,11 +17,16 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import settings
 
 if TYPE_CHECKING:
     from cli.embedded.etcd import EtcdServer
     from cli.embedded.seaweed import SeaweedServer
     from tests.fixtures.servers import BackgroundSupervisor
+
+# A suite that is green stays green until something changes. `--hypothesis-profile=default` looks for new examples.
+settings.register_profile("repeatable", derandomize=True, print_blob=True)
+settings.load_profile("repeatable")
 
 
 @pytest.fixture(scope="session")
