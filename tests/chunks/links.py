@@ -31,7 +31,15 @@ class Link:
         asyncio.run_coroutine_threadsafe(work, self._loop).result(10)
 
     def close(self) -> None:
-        self._call(self.proxy.__aexit__(None, None, None))
+        async def leave() -> None:
+            await self.proxy.__aexit__(None, None, None)
+            # What asyncio itself still has to do for the connections; the loop ends with nothing left on it.
+            others = asyncio.all_tasks() - {asyncio.current_task()}
+            for other in others:
+                other.cancel()
+            await asyncio.gather(*others, return_exceptions=True)
+
+        self._call(leave())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(5)
         self._loop.close()
