@@ -15,13 +15,13 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from pydantic import JsonValue
 
 from libs.controller.protocol import ResultStatus, Tier
 from prove.checks import Checks
 from prove.paths import History
+from prove.processes import resident_bytes
 from prove.prose import Prose
 from prove.report import Claim, Outcome, Size
 from prove.stage import Stage
@@ -88,7 +88,7 @@ class Soak:
         self.found.counts["evictions"] += sum(one.reason is EvictionReason.CAPACITY for one in evictions)
         await self._bench.restart()
         self.found.counts["restarts"] += 1
-        self.found.memory.append(resident_bytes())
+        self.found.memory.append(resident_bytes(os.getpid()))
 
     async def _request(self) -> None:
         kind = self._draw.random()
@@ -185,9 +185,3 @@ def growth(memory: Sequence[int]) -> float:
     steady = memory[int(len(memory) * _WARM) :]
     part = max(1, len(steady) // 5)
     return round(statistics.median(steady[-part:]) / statistics.median(steady[:part]) - 1, 4)
-
-
-def resident_bytes() -> int:
-    """Of this process."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE")

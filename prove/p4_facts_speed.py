@@ -25,6 +25,7 @@ from cli.embedded.etcd import EtcdServer
 from cli.embedded.seaweed import SeaweedServer
 from libs.contracts.segue.v1 import catalog_pb2, catalog_pb2_grpc
 from prove.checks import Checks
+from prove.processes import resident_bytes
 from prove.report import Claim, Outcome, Size
 from prove.routed import Tenant as Asking
 from prove.routed import generate
@@ -176,7 +177,7 @@ async def _publish(writer: _Writer, bucket: Bucket, count: int, found: Found) ->
 
 async def _million(writer: _Writer, catalog: Child, etcd: EtcdServer, plan: _Plan, found: Found) -> None:
     """So many facts of many tenants; then look-ups of some chains among them."""
-    before = _resident(catalog)
+    before = resident_bytes(catalog.pid)
     tenant, chains = await writer.tenant(), list[list[int]]()
     gate, began = asyncio.Semaphore(8), time.perf_counter()
     template = tenant.chain(writer.tokens(1))[0]
@@ -208,14 +209,14 @@ async def _million(writer: _Writer, catalog: Child, etcd: EtcdServer, plan: _Pla
         "facts": plan.facts,
         "filled_s": round(filled, 1),
         "etcd_mib": round(int(status["dbSize"]) / 2**20),
-        "catalog_mib": round(_resident(catalog) / 2**20),
-        "catalog_grew_mib": round((_resident(catalog) - before) / 2**20),
+        "catalog_mib": round(resident_bytes(catalog.pid) / 2**20),
+        "catalog_grew_mib": round((resident_bytes(catalog.pid) - before) / 2**20),
     }
 
 
 async def _second_turn(stage: Stage, found: Found) -> None:
     """A chat goes on: its router and worker know all they need."""
-    secret = (stage.cluster.spec.state / "tenant.secret").read_text().strip()
+    secret = stage.cluster.tenant_secret
     tenant, draw = Asking(f"speed-{random.Random().random()}", secret), random.Random(CLAIM.seed)
     prompt = [draw.randrange(6, 500) for _ in range(900)]
     first = await generate(stage.facts.router, stage.model, tenant, prompt, 8)
@@ -234,11 +235,6 @@ async def _asked(stage: Stage) -> dict[str, float]:
         text = (await http.get(stage.cluster.metrics_urls["router"])).text
     found = re.findall(r'^segue_router_lookups_total\{answer="(\w+)"\} (\S+)$', text, re.MULTILINE)
     return {answer: float(count) for answer, count in found}
-
-
-def _resident(child: Child) -> int:
-    """Bytes."""
-    return int(Path(f"/proc/{child.pid}/statm").read_text().split()[1]) * 4096
 
 
 def judged(found: Found, plan: _Plan, *, timed: bool) -> Outcome:

@@ -32,7 +32,7 @@ from libs.continuation import objects
 from libs.continuation.keys import parse_key
 from libs.continuation.object_format import ObjectMetadata
 from libs.continuation.objects import object_key
-from libs.controller.catalog_facts import Node, Replica, ReplicaState
+from libs.controller.catalog_facts import Node
 from libs.controller.protocol import Tier
 from prove import paths
 from prove.checks import Checks
@@ -150,8 +150,8 @@ class _Scene:
         async with self._peer(made_in if tier is Tier.PEER else None) as peer:
             for one in histories:
                 if peer is not None:
-                    one = _at_peer(one, peer)
-                    await _known(bench, peer)
+                    one = paths.at_peer(one, peer)
+                    await paths.known_peer(bench, peer)
                 planted = await plant(one) or one
                 await self._measure(case, planted, tier)
                 self._link.heal()
@@ -305,28 +305,6 @@ def damaged(bodies: list[bytes], number: int, kind: str, draw: random.Random) ->
             return body[: draw.randrange(len(body))]
         case _:
             return bodies[(number + 1) % len(bodies)]
-
-
-def _at_peer(history: History, peer: PeerServer) -> History:
-    """The chain as facts that name the peer's directory and nothing else."""
-    nodes = tuple(
-        replace(
-            node,
-            chunk=replace(node.chunk, receipts=()),
-            replicas=tuple(
-                Replica(peer.node, receipt.group, ReplicaState.READY, receipt.content_id)
-                for receipt in node.chunk.receipts
-            ),
-        )
-        for node in history.nodes
-    )
-    return replace(history, nodes=nodes)
-
-
-async def _known(bench: Bench, peer: PeerServer) -> None:
-    async with asyncio.timeout(30):
-        while (known := bench.storage.book.peer_of(peer.node)) is None or known.epoch != peer.epoch:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
 
 
 def judged(cases: list[Case], tallies: dict[str, Tally], *, timed: bool) -> Outcome:

@@ -66,7 +66,7 @@ async def run(size: Size, stage: Stage | None) -> Outcome:
         )  # fmt: skip
         found = Found()
         async with running(spec) as cluster:
-            secret = (spec.state / "tenant.secret").read_text().strip()
+            secret = cluster.tenant_secret
             store = cluster.s3_server
             bucket = Minio(store.endpoint, store.access_key, store.secret_key, secure=False)
             async with (

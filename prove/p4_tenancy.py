@@ -83,7 +83,7 @@ async def run(size: Size, stage: Stage | None) -> Outcome:
             )  # fmt: skip
         if size is Size.SLICE:
             length, rounds = 600, 4
-        secret = (stage.cluster.spec.state / "tenant.secret").read_text().strip()
+        secret = stage.cluster.tenant_secret
         draw = random.Random(CLAIM.seed)
         tenants = [Tenant(f"tenant-{draw.randbytes(6).hex()}", secret) for _ in range(2)]
         prompts = await _measure(stage, tenants, length, rounds, draw, found)

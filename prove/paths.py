@@ -196,14 +196,17 @@ async def from_memory(bench: Bench, prose: Prose, history: History, more: Sequen
     return found
 
 
-async def from_peer(bench: Bench, history: History, peer: PeerServer, more: Sequence[int], new: int) -> Played:
-    """Nothing of it is on this machine; another worker's directory has it, and is the only place its facts name."""
+async def known_peer(bench: Bench, peer: PeerServer) -> None:
+    """Until the worker knows who claims the peer's directory. Raises NotInTimeError."""
     give_up = asyncio.get_running_loop().time() + _FOUND_WITHIN_S
-    book, store = bench.storage.book, bench.storage.counts.store
-    while (known := book.peer_of(peer.node)) is None or known.epoch != peer.epoch:
+    while (known := bench.storage.book.peer_of(peer.node)) is None or known.epoch != peer.epoch:
         if asyncio.get_running_loop().time() > give_up:
             raise NotInTimeError(f"the peer's directory {peer.node} is not in the endpoint map")
         await asyncio.sleep(0.01)
+
+
+def at_peer(history: History, peer: PeerServer) -> History:
+    """The chain as facts that name the peer's directory and nothing else."""
     nodes = tuple(
         replace(
             node,
@@ -215,8 +218,15 @@ async def from_peer(bench: Bench, history: History, peer: PeerServer, more: Sequ
         )
         for node in history.nodes
     )
+    return replace(history, nodes=nodes)
+
+
+async def from_peer(bench: Bench, history: History, peer: PeerServer, more: Sequence[int], new: int) -> Played:
+    """Nothing of it is on this machine; another worker's directory has it, and is the only place its facts name."""
+    await known_peer(bench, peer)
+    store = bench.storage.counts.store
     gets, sent = store.gets, peer.counts.served_bytes
-    found = await restored(bench, replace(history, nodes=nodes), Tier.PEER, more, new)
+    found = await restored(bench, at_peer(history, peer), Tier.PEER, more, new)
     found.expect("objects read from the store", store.gets - gets, 0)
     brought = sum(share.bytes for share in found.exchange.usage.restored_by_tier)
     found.expect("bytes the peer has sent", peer.counts.served_bytes - sent, brought)

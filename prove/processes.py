@@ -101,6 +101,11 @@ def descendants(pid: int) -> dict[int, str]:
     return found
 
 
+def resident_bytes(pid: int | None) -> int:
+    """Memory of a process that is in RAM. Linux only; raises FileNotFoundError where there is none."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
 def alive(pid: int) -> bool:
     """Whether a process with this id runs (a zombie does not)."""
     try:

@@ -66,8 +66,7 @@ async def staged(
             )
             async with running(spec, sink) as cluster, httpx.AsyncClient() as http:
                 name = next(iter(cluster.folders))
-                secret = (spec.state / "tenant.secret").read_text().strip()
-                facts = Facts(cluster.catalog_target, cluster.router_target, name, secret)
+                facts = Facts(cluster.catalog_target, cluster.router_target, name, cluster.tenant_secret)
                 try:
                     yield Stage(cluster, spans, Talker(cluster.base_url, name, http), facts, http)
                 finally:

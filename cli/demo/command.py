@@ -81,8 +81,7 @@ async def _play(spec: ClusterSpec, scenes: Scenes, log: Path, console: Console) 
 
         async with running(spec, sink, progress) as cluster:
             name = next(iter(cluster.folders))
-            secret = (spec.state / "tenant.secret").read_text().strip()
-            facts = Facts(cluster.catalog_target, cluster.router_target, name, secret)
+            facts = Facts(cluster.catalog_target, cluster.router_target, name, cluster.tenant_secret)
             try:
                 async with httpx.AsyncClient() as http:
                     return await scenes(cluster, Talker(cluster.base_url, name, http), facts, say)

@@ -146,6 +146,11 @@ class Cluster:
         return self._router.target
 
     @property
+    def tenant_secret(self) -> str:
+        """The key behind every tenant's salt, hex."""
+        return _tenant_secret(self.spec.state / "tenant.secret")
+
+    @property
     def metrics_urls(self) -> dict[str, str]:
         """`/metrics` of the three single services."""
         named = {"catalog": self._catalog, "router": self._router, "ingress": self._ingress}
@@ -220,7 +225,7 @@ class Cluster:
             "routers": self.router_target,
             "catalog": self.catalog_target,
             "models": ",".join(f"{name}={folder}" for name, folder in self.folders.items()),
-            "tenant_secret": _tenant_secret(self.spec.state / "tenant.secret"),
+            "tenant_secret": self.tenant_secret,
             "chat_template": ",".join(self.spec.chat_templates),
         }
 
