@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from libs.continuation.chain import CHUNK_TOKENS
 from libs.controller.catalog_facts import Node, Replica, ReplicaState
 from libs.controller.protocol import Sampling, Tier, TokenLogprobs
 from prove.judging import Generation
@@ -161,12 +162,17 @@ async def partial(bench: Bench, history: History, draw: random.Random, more: Seq
 
 
 async def forked(bench: Bench, history: History, mores: Sequence[Sequence[int]], new: int) -> list[Played]:
-    """Several next turns at once: one goes on in place, the others branch from it, inside a page if it ends there."""
+    """Several next turns at once: one goes on in place, the others branch from it, inside a page if it ends there.
+
+    The pending token is common to them as well: where it ends a chunk, the first may have computed it already.
+    """
     exchanges = [bench.offer(Ask([*history.tokens, *more], new, history.salt)) for more in mores]
     routes = {id(bench.engine.pool.job_pages(one.assignment).tables[_full(bench)]) for one in exchanges}
     found = [_played("forked", await exchange.completed()) for exchange in exchanges]
-    for played in found:
-        played.expect("cached tokens", played.exchange.usage.cached_tokens, len(history.processed))
+    for number, played in enumerate(found):
+        cached = played.exchange.usage.cached_tokens
+        also = [len(history.tokens)] if number and len(history.tokens) % CHUNK_TOKENS == 0 else []
+        played.require(f"cached tokens {cached}: the history's", cached in [len(history.processed), *also])
         played.expect("page tables", len(routes), len(mores))
     return found
 
