@@ -44,8 +44,10 @@ def counted(report: str) -> Ran:
     ran = Ran()
     for case in ElementTree.fromstring(report).iter("testcase"):
         name = f"{case.get('classname', '').rpartition('.')[2]}::{case.get('name', '')}"
-        if case.find("failure") is not None or case.find("error") is not None:
-            ran.failed.append(name)
+        fault = case.find("failure")
+        fault = case.find("error") if fault is None else fault
+        if fault is not None:
+            ran.failed.append(f"{name}: {fault.get('message', '')[:300]}")
         elif case.find("skipped") is not None:
             ran.skipped.append(name)
         else:
