@@ -47,7 +47,7 @@ def counted(report: str) -> Ran:
         fault = case.find("failure")
         fault = case.find("error") if fault is None else fault
         if fault is not None:
-            ran.failed.append(f"{name}: {fault.get('message', '')[:300]}")
+            ran.failed.append(f"{name}: {fault.get('message', '')[:600]}")
         elif case.find("skipped") is not None:
             ran.skipped.append(name)
         else:

@@ -2,8 +2,8 @@
 
 It has imported everything and started nothing when it forks, so that a child is there at once. It reads jobs, one JSON
 object a line: what to play ("publish" or "promote"), the folder, the stores, and at which step to die; it answers how
-the child ended. A child dies by SIGKILL from its own hand, before or after the named call: nothing is flushed, closed
-or told.
+the child ended, and why where it failed. A child dies by SIGKILL from its own hand, before or after the named call:
+nothing is flushed, closed or told.
 """
 
 from __future__ import annotations
@@ -104,6 +104,7 @@ def main() -> None:
     print("ready", flush=True)
     for line in sys.stdin:
         job = json.loads(line)
+        said, says = os.pipe()
         child = os.fork()
         if child == 0:
             if job.get("call"):
@@ -111,11 +112,15 @@ def main() -> None:
             try:
                 asyncio.run(play(job))
             except BaseException as error:
-                print(repr(error), file=sys.stderr, flush=True)
+                os.write(says, repr(error).encode())
                 os._exit(3)
             os._exit(0)
+        os.close(says)
+        with os.fdopen(said, "rb") as words:
+            why = words.read().decode()
         _, status = os.waitpid(child, 0)
-        print("killed" if os.WIFSIGNALED(status) else f"exit {os.WEXITSTATUS(status)}", flush=True)
+        ended = "killed" if os.WIFSIGNALED(status) else f"exit {os.WEXITSTATUS(status)}"
+        print(f"{ended}: {why}" if why else ended, flush=True)
 
 
 if __name__ == "__main__":
