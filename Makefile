@@ -5,16 +5,17 @@ VENV := .venv
 BIN := $(VENV)/bin
 SERVICES := router worker catalog ingress
 LIBS := tunnel controller continuation chunks service
+COMMANDS := cache decisions
 ARGS ?=
 # What runs with the worker's extra alone; tests/worker_storage publishes to a real catalog and needs that one's too.
 TESTS_worker := tests/worker tests/worker_runtime
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up demo test $(addprefix test-,$(SERVICES) $(LIBS) e2e) prove peers k8s-check lint format protos lock clean
+.PHONY: help setup up demo test $(addprefix test-,$(SERVICES) $(LIBS) $(COMMANDS) e2e) prove peers k8s-check lint format protos lock clean
 
 help:  ## this list
 	@grep -hE '^[a-z0-9%-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | awk -F'\t' '{printf "  %-12s %s\n", $$1, $$2}'
-	@echo "  test-NAME    one unit's tests alone, in its own .venv-NAME ($(SERVICES)), or in .venv ($(LIBS) e2e)"
+	@echo "  test-NAME    one unit's tests alone, in its own .venv-NAME ($(SERVICES)), or in .venv ($(LIBS) $(COMMANDS) e2e)"
 
 # pip prints nothing for minutes otherwise; torch is the large one (docs/deploy.md: how to take the CPU build).
 $(VENV)/.installed: pyproject.toml requirements.lock
@@ -43,7 +44,7 @@ $(addprefix .venv-,$(SERVICES)): .venv-%: pyproject.toml requirements.lock
 $(addprefix test-,$(SERVICES)): test-%: .venv-%
 	@.venv-$*/bin/python -m pytest $(ARGS) $(or $(TESTS_$*),tests/$*)
 
-$(addprefix test-,$(LIBS) e2e): test-%: setup
+$(addprefix test-,$(LIBS) $(COMMANDS) e2e): test-%: setup
 	@$(BIN)/python -m pytest $(ARGS) tests/$*
 
 prove: setup  ## a claim or a group of claims at full size (NAME=2-demo, NAME=2)

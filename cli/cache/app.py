@@ -8,8 +8,10 @@ from typing import Annotated, Any
 import typer
 
 from cli.cache import tables
-from cli.cache.connection import Target, all_chunks, console, fail, find_chunk, run
-from cli.cache.inventory import Sum, add_to, plain_chunk
+from cli.cache.chunks import all_chunks, find_chunk
+from cli.cache.inventory import Sum, add_to, plain_chunk, plain_collected
+from cli.connection import Json, connect, console, fail, run
+from cli.output import bar, print_json
 from libs.contracts.segue.v1 import catalog_pb2 as pb
 
 app = typer.Typer(
@@ -18,7 +20,6 @@ app = typer.Typer(
     help="What is stored where, how big, whose, how often used; and what keeps it in order.",
 )
 
-Json = Annotated[bool, typer.Option("--json", help="One JSON document on standard output, no tables.")]
 Fingerprint = Annotated[str, typer.Option(metavar="HEX", help="Only this model variant.")]
 Owner = Annotated[str, typer.Option(metavar="HEX", help="Only this owner.")]
 HashPrefix = Annotated[str, typer.Option("--hash", metavar="HEX", help="Only hashes that begin so.")]
@@ -26,23 +27,7 @@ Hashes = Annotated[list[str], typer.Argument(metavar="HASH...", help="Hashes, or
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only report what would be done.")]
 
 
-@app.callback()
-def connect(
-    context: typer.Context,
-    catalog: Annotated[
-        str, typer.Option(metavar="HOST:PORT", envvar="SEGUE_CATALOG", help="A catalog; any replica will do.")
-    ] = "127.0.0.1:7004",
-    ca_file: Annotated[
-        Path | None, typer.Option(metavar="FILE", envvar="SEGUE_TLS_CA_FILE", help="For TLS: as the services'.")
-    ] = None,
-    cert_file: Annotated[
-        Path | None, typer.Option(metavar="FILE", envvar="SEGUE_TLS_CERT_FILE", help="For TLS: the certificate.")
-    ] = None,
-    key_file: Annotated[
-        Path | None, typer.Option(metavar="FILE", envvar="SEGUE_TLS_KEY_FILE", help="For TLS: its private key.")
-    ] = None,
-) -> None:
-    context.obj = Target(catalog, ca_file, cert_file, key_file)
+app.callback()(connect)
 
 
 @app.command("ls")
@@ -59,7 +44,7 @@ def list_chunks(
     async def command(stub: Any) -> tuple[list[pb.ListedChunk], dict[tuple[str, str], Sum]]:
         found: list[pb.ListedChunk] = []
         sums: dict[tuple[str, str], Sum] = {}
-        with tables.bar(as_json) as progress:
+        with bar(as_json) as progress:
             task = progress.add_task("chunks", total=None, note="")
             async for listed in all_chunks(stub, fingerprint=fingerprint, owner=owner, hash_prefix=hash_prefix):
                 progress.advance(task)
@@ -71,7 +56,7 @@ def list_chunks(
     found, sums = run(context.obj, command)
     rows = [sums[of] for of in sorted(sums)]
     if as_json:
-        tables.print_json([plain_chunk(item) for item in found] if chunks else [row.plain() for row in rows])
+        print_json([plain_chunk(item) for item in found] if chunks else [row.plain() for row in rows])
     elif chunks:
         tables.chunks(sorted(found, key=lambda item: (item.fingerprint, item.chunk.start, item.chunk.hash)))
     else:
@@ -103,7 +88,7 @@ def show(
     found, chain = run(context.obj, command)
     row = plain_chunk(found)
     if as_json:
-        tables.print_json({**row, "chain": [chunk.hash for chunk in chain]})
+        print_json({**row, "chain": [chunk.hash for chunk in chain]})
     else:
         tables.chunk(row, chain)
 
@@ -119,9 +104,17 @@ def verify(
         Path | None, typer.Option(metavar="FILE", help="The catalog's settings file, for its s3_… settings.")
     ] = None,
     s3_endpoint: Annotated[str, typer.Option(metavar="URL", help="Instead of the catalog's setting.")] = "",
+    repair: Annotated[
+        bool,
+        typer.Option("--repair", help="Remove facts whose objects are gone, with all that follows them."),
+    ] = False,
+    dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
-    """Walk chains, read and hash every object, report each fault. Exit code 1 if there is any.
+    """Walk chains, read and hash every object, report each fault. Exit code 1 if any is left.
+
+    With --repair the catalog then removes the facts whose objects are gone (with --dry-run it says which): it asks for
+    each object itself, so --facts-only saves reading them all here.
 
     The bucket is read with the catalog's settings: SEGUE_CATALOG_S3_ENDPOINT, SEGUE_CATALOG_S3_BUCKET,
     SEGUE_CATALOG_S3_ACCESS_KEY, SEGUE_CATALOG_S3_SECRET_KEY, or the same keys in --config.
@@ -129,8 +122,13 @@ def verify(
     # Its imports would slow every other command down.
     from cli.cache import verify_command
 
+    if repair and hash_prefix:
+        raise typer.BadParameter("chains are repaired as wholes: --repair goes with --fingerprint and --owner only")
+    if dry_run and not repair:
+        raise typer.BadParameter("--dry-run goes with --repair: without it nothing is changed anyway")
     bucket = None if facts_only else verify_command.bucket_of(config, s3_endpoint)
-    if verify_command.verify(context.obj, fingerprint, owner, hash_prefix, bucket, as_json):
+    mending = (verify_command.Mending.DRY if dry_run else verify_command.Mending.REPAIR) if repair else None
+    if verify_command.verify(context.obj, fingerprint, owner, hash_prefix, bucket, mending, as_json):
         raise typer.Exit(1)
 
 
@@ -141,7 +139,7 @@ def gc(context: typer.Context, dry_run: DryRun = False, as_json: Json = False) -
     async def command(stub: Any) -> tuple[list[pb.Collected], pb.CollectGarbageResponse]:
         items: list[pb.Collected] = []
         last = pb.CollectGarbageResponse()
-        with tables.bar(as_json) as progress:
+        with bar(as_json) as progress:
             task = progress.add_task("collecting", total=None, note="")
             async for last in stub.CollectGarbage(pb.CollectGarbageRequest(dry_run=dry_run)):
                 items += last.collected
@@ -156,7 +154,7 @@ def gc(context: typer.Context, dry_run: DryRun = False, as_json: Json = False) -
     if last.bucket_of_another:
         console.print("the bucket is another etcd's: objects without facts are left alone (`rebuild` adopts it)")
     if as_json:
-        tables.print_json(_plain(items, totals, dry_run))
+        print_json(plain_collected(items, totals, dry_run))
         return
     tables.collected(items, dry_run)
     waiting = "" if not totals.objects_waiting else f"; {totals.objects_waiting} objects wait for their grace period"
@@ -217,7 +215,7 @@ def purge(
         items: list[pb.Collected] = []
         last = pb.PurgeResponse()
         request = pb.PurgeRequest(owner=owner, dry_run=dry_run, include_pinned=include_pinned)
-        with tables.bar(as_json) as progress:
+        with bar(as_json) as progress:
             task = progress.add_task("purging", total=None, note="")
             async for last in stub.Purge(request):
                 items += last.collected
@@ -228,8 +226,8 @@ def purge(
 
     items, last = run(context.obj, command)
     if as_json:
-        plain = _plain(items, last.totals, dry_run)
-        tables.print_json({**plain, "pinned": last.pinned, "nodes": list(last.nodes)})
+        plain = plain_collected(items, last.totals, dry_run)
+        print_json({**plain, "pinned": last.pinned, "nodes": list(last.nodes)})
         return
     tables.collected(items, dry_run)
     if last.pinned:
@@ -248,7 +246,7 @@ def rebuild(
         unusable: list[pb.Unusable] = []
         last = pb.RebuildResponse()
         request = pb.RebuildRequest(fingerprint=fingerprint, dry_run=dry_run)
-        with tables.bar(as_json) as progress:
+        with bar(as_json) as progress:
             task = progress.add_task("rebuilding", total=None, note="")
             async for last in stub.Rebuild(request):
                 unusable += last.unusable
@@ -260,7 +258,7 @@ def rebuild(
 
     unusable, last = run(context.obj, command)
     if as_json:
-        tables.print_json(
+        print_json(
             {
                 "dry_run": dry_run,
                 "objects": last.objects,
@@ -277,22 +275,8 @@ def rebuild(
         typer.echo(f"{one.reason}  {one.key}  {one.detail}")
 
 
-def _plain(items: list[pb.Collected], totals: pb.CollectTotals, dry_run: bool) -> dict[str, Any]:
-    return {
-        "dry_run": dry_run,
-        "collected": [
-            {
-                "reason": pb.CollectReason.Name(item.reason).removeprefix("COLLECT_REASON_").lower(),
-                **{field.name: value for field, value in item.ListFields() if field.name != "reason"},
-            }
-            for item in items
-        ],
-        "totals": {field.name: getattr(totals, field.name) for field in totals.DESCRIPTOR.fields},
-    }
-
-
 def _said(as_json: bool, what: str, hashes: list[str]) -> None:
     if as_json:
-        tables.print_json({what: hashes})
+        print_json({what: hashes})
     else:
         typer.echo(f"{what}: {', '.join(hashes)}")

@@ -114,6 +114,21 @@ def plain_chunk(listed: pb.ListedChunk) -> dict[str, Any]:
     }
 
 
+def plain_collected(items: Iterable[pb.Collected], totals: pb.CollectTotals, dry_run: bool) -> dict[str, Any]:
+    """What was removed, or would be, and the sums."""
+    return {
+        "dry_run": dry_run,
+        "collected": [
+            {
+                "reason": pb.CollectReason.Name(item.reason).removeprefix("COLLECT_REASON_").lower(),
+                **{field.name: value for field, value in item.ListFields() if field.name != "reason"},
+            }
+            for item in items
+        ],
+        "totals": {field.name: getattr(totals, field.name) for field in totals.DESCRIPTOR.fields},
+    }
+
+
 def chain_of(hash: str, chunks: Iterable[pb.Chunk]) -> list[pb.Chunk]:
     """From the first chunk to the one named, as far as they are among `chunks`."""
     by_hash = {chunk.hash: chunk for chunk in chunks}

@@ -1,40 +1,18 @@
-"""Tables and progress bars of `segue cache`."""
+"""Tables of `segue cache`."""
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from cli.cache.connection import console
 from cli.cache.inventory import Sum, day_text, size_of, size_text
 from libs.contracts.segue.v1 import catalog_pb2 as pb
 
 if TYPE_CHECKING:
     from cli.cache.verify import Fault
-
-
-def print_json(value: Any) -> None:
-    """One document on standard output."""
-    sys.stdout.write(json.dumps(value, indent=2) + "\n")
-
-
-def bar(silent: bool) -> Progress:
-    """A progress bar on standard error; hidden where that is no terminal, or where silence was asked for."""
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[note]}"),
-        TimeElapsedColumn(),
-    )
-    return Progress(*columns, console=console, transient=True, disable=silent or not console.is_terminal)
 
 
 def sums(rows: Iterable[Sum]) -> None:
@@ -91,6 +69,8 @@ def collected(items: Iterable[pb.Collected], dry: bool) -> None:
     for item in items:
         reason = pb.CollectReason.Name(item.reason).removeprefix("COLLECT_REASON_").lower().replace("_", " ")
         kind = "object" if item.key else ("replica" if item.node else "chunk")
+        if item.reason == pb.COLLECT_REASON_UNFINISHED_UPLOAD:
+            kind = "upload"
         count, size = by_reason.get((kind, reason), (0, 0))
         by_reason[kind, reason] = (count + 1, size + item.bytes)
     table = Table("what", "why", box=None, header_style="bold")

@@ -1,9 +1,14 @@
-"""`segue cache verify`: the one command that reads the bucket itself, with the catalog's own settings for it."""
+"""`segue cache verify`: the one command that reads the bucket itself, with the catalog's own settings for it.
+
+Repairing is the catalog's: it alone may remove facts, under its lock, after asking the store itself.
+"""
 
 from __future__ import annotations
 
 import os
 from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -11,21 +16,43 @@ from urllib.parse import urlsplit
 import typer
 
 from cli.cache import tables
-from cli.cache.connection import Target, all_chunks, fail, run
-from cli.cache.inventory import size_of, size_text
+from cli.cache.chunks import all_chunks
+from cli.cache.inventory import plain_collected, size_of, size_text
 from cli.cache.verify import Fault, verify_objects, walk
+from cli.connection import Target, fail, run
+from cli.output import bar, print_json
 from libs.contracts.segue.v1 import catalog_pb2 as pb
 from libs.service.settings import SettingsError, load
 from services.catalog.settings import CatalogSettings
 from services.catalog.store import ObjectStore, StoreError, StoreTarget
 
 
-def verify(
-    target: Target, fingerprint: str, owner: str, hash_prefix: str, bucket: StoreTarget | None, as_json: bool
-) -> int:
-    """The number of faults, which it has printed. bucket: None = read no object."""
+class Mending(Enum):
+    """What to do about facts whose objects are gone."""
 
-    async def command(stub: Any) -> tuple[int, int, list[Fault]]:
+    DRY = "dry"
+    REPAIR = "repair"
+
+
+@dataclass
+class _Mended:
+    items: list[pb.Collected] = field(default_factory=list)
+    missing: list[pb.MissingObject] = field(default_factory=list)
+    last: pb.RepairResponse = field(default_factory=pb.RepairResponse)
+
+
+def verify(
+    target: Target,
+    fingerprint: str,
+    owner: str,
+    hash_prefix: str,
+    bucket: StoreTarget | None,
+    mending: Mending | None,
+    as_json: bool,
+) -> int:
+    """The number of faults that are left, all of which it has printed. bucket: None = read no object."""
+
+    async def command(stub: Any) -> tuple[int, int, list[Fault], _Mended | None]:
         # Parents of what is filtered must be known too: all facts are walked, the wanted ones reported.
         everything = [chunk async for chunk in all_chunks(stub, fingerprint=fingerprint)]
         wanted = [c for c in everything if c.chunk.hash.startswith(hash_prefix) and c.chunk.owner.startswith(owner)]
@@ -34,16 +61,56 @@ def verify(
         read = 0
         if bucket is not None:
             read = await _objects(bucket, wanted, faults, as_json)
-        return len(wanted), read, faults
+        mended = await _repair(stub, fingerprint, owner, mending, as_json) if mending else None
+        return len(wanted), read, faults, mended
 
-    count, read, faults = run(target, command)
+    count, read, faults, mended = run(target, command)
+    dry = mending is Mending.DRY
+    document: dict[str, Any] = {"chunks": count, "bytes": read, "faults": [fault.plain() for fault in faults]}
+    if mended is not None:
+        document["repair"] = {
+            **plain_collected(mended.items, mended.last.totals, dry),
+            "pinned": mended.last.pinned,
+            "missing": [
+                {"fingerprint": m.fingerprint, "hash": m.hash, "group": m.group, "key": m.key} for m in mended.missing
+            ],
+        }
     if as_json:
-        tables.print_json({"chunks": count, "bytes": read, "faults": [fault.plain() for fault in faults]})
+        print_json(document)
     else:
         if faults:
             tables.faults(faults)
         typer.echo(f"{count} chunks, {size_text(read)} read, {len(faults)} faults")
-    return len(faults)
+        if mended is not None:
+            tables.collected(mended.items, dry)
+            pinned = f", {mended.last.pinned} of the chunks were pinned" if mended.last.pinned else ""
+            typer.echo(f"{len(mended.missing)} objects are missing{pinned}")
+    return _left(faults, mended, dry)
+
+
+def _left(faults: list[Fault], mended: _Mended | None, dry: bool) -> int:
+    """Faults of facts that still stand."""
+    if mended is None or dry:
+        return len(faults) + (len(mended.missing) if mended and not faults else 0)
+    gone = {(item.fingerprint, item.hash) for item in mended.items}
+    left = {(fault.fingerprint, fault.hash) for fault in faults} | {(m.fingerprint, m.hash) for m in mended.missing}
+    return len(left - gone)
+
+
+async def _repair(stub: Any, fingerprint: str, owner: str, mending: Mending, silent: bool) -> _Mended:
+    mended = _Mended()
+    request = pb.RepairRequest(fingerprint=fingerprint, owner=owner, dry_run=mending is Mending.DRY)
+    with bar(silent) as progress:
+        task = progress.add_task("repairing", total=None, note="")
+        async for report in stub.Repair(request):
+            mended.items += report.collected
+            mended.missing += report.missing
+            mended.last = report
+            note = f"{len(mended.missing)} missing, {report.totals.chunks_removed} chunks"
+            progress.update(task, description=report.phase, completed=report.totals.objects_examined, note=note)
+    if not mended.last.done:
+        fail("the stream ended early: run it again")
+    return mended
 
 
 async def _objects(target: StoreTarget, wanted: list[pb.ListedChunk], faults: list[Fault], silent: bool) -> int:
@@ -52,7 +119,7 @@ async def _objects(target: StoreTarget, wanted: list[pb.ListedChunk], faults: li
     async with AsyncExitStack() as stack:
         store = ObjectStore(target)
         stack.push_async_callback(store.close)
-        progress = stack.enter_context(tables.bar(silent))
+        progress = stack.enter_context(bar(silent))
         total = sum(size_of(item.chunk) for item in wanted)
         task = progress.add_task("reading", total=len(wanted), note="")
         try:

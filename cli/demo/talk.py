@@ -30,6 +30,7 @@ class Served(BaseModel):
 
     model_config = ConfigDict(extra="ignore")
 
+    request_id: str
     worker: str
     workers: list[str]
     epoch: int

@@ -21,6 +21,7 @@ def export(router: Router, names: Names, service: Metrics, metrics: RouterMetric
     service.export("attach", router.attach.counters)
     service.export("map", router.endpoints.counters)
     service.export("names", names.counters)
+    service.export("decisions", router.batches.counters)
     metrics.gauge("queue_length", "Requests that wait for capacity", lambda: machine.waiting)
     metrics.gauges(
         "active",

@@ -16,6 +16,7 @@ from libs.controller.router_effects import Decision, Outcome
 
 _TTFT = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _ERROR = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.0, 5.0)
+_OFF = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 _PLAN = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25)
 
 Read = Callable[[], Iterable[tuple[tuple[str, ...], float]]]
@@ -69,6 +70,9 @@ class RouterMetrics:
         self._ttft_error = histogram(
             "ttft_error_ratio", "|predicted - measured| / measured time to first token", _ERROR, "tier"
         )
+        self._ttft_off = histogram(
+            "ttft_error_seconds", "|predicted - measured| time to first token, in seconds", _OFF, "tier"
+        )
         self._plan = histogram("plan_seconds", "Duration of a plan, the catalog's answer included", _PLAN)
         self._rank = histogram("rank_seconds", "Part of a plan that computes: chains, candidates, ranking", _PLAN)
         # Series exist from the start, or a first one would be no increase.
@@ -110,8 +114,10 @@ class RouterMetrics:
             label = tier.name.lower()
             self._ttft.labels("predicted", label).observe(record.predicted_ttft_ms / 1_000)
             self._ttft.labels("measured", label).observe(measured / 1_000)
+            off = abs(record.predicted_ttft_ms - measured)
+            self._ttft_off.labels(label).observe(off / 1_000)
             if measured > 0:
-                self._ttft_error.labels(label).observe(abs(record.predicted_ttft_ms - measured) / measured)
+                self._ttft_error.labels(label).observe(off / measured)
 
     def counts(self, name: str, text: str, labels: tuple[str, ...], read: Read) -> None:
         """Exports counters that are kept elsewhere."""

@@ -19,6 +19,7 @@ from libs.controller.catalog_facts import Model
 from libs.controller.coverage import covered
 from libs.controller.fleet import Fleet
 from libs.controller.knobs import POLICY_KNOBS
+from libs.controller.policy import rank
 from libs.controller.protocol import GenerationRequest, Tier
 from libs.controller.router_effects import PlanRequested
 from libs.controller.router_events import Obstacle, ObstacleKind, Plan, Planned, RouterEvent
@@ -57,6 +58,8 @@ class Planner:
         spans: RequestSpans,
         metrics: RouterMetrics,
         budget_s: float,
+        *,
+        planned: Callable[[PlanRequested, int], None],
     ) -> None:
         self._names = names
         self._lookups = lookups
@@ -66,6 +69,7 @@ class Planner:
         self._spans = spans
         self._metrics = metrics
         self._budget_s = budget_s
+        self._planned = planned
 
     def plan(self, effect: PlanRequested) -> None:
         """Starts a plan; its answer is fed as `Planned`."""
@@ -106,17 +110,21 @@ class Planner:
         entries = _variants(models, request)
         computed = time.perf_counter() - hashed
         ranking = time.perf_counter()
+        revision = 0
         plan = self._partial(entries, effect)
         if plan is None:
             if effect.fresh:
                 asked = (self._lookups.complete(entry, request, self._budget_s) for entry in entries)
-                entries = [one.entry for one in await asyncio.gather(*asked)]
+                found = await asyncio.gather(*asked)
+                entries = [one.entry for one in found]
+                revision = max((one.revision for one in found), default=0)
             else:
                 entries = [self._lookups.remembered(entry, request) for entry in entries]
             ranking = time.perf_counter()
             plan = candidates.plan(request, entries, self._fleet, now_ms(), effect.avoid, POLICY_KNOBS)
         ended = time.perf_counter()
         self._metrics.planned(ended - began, computed + ended - ranking)
+        self._planned(effect, revision)
         return plan
 
     def _partial(self, entries: Sequence[Variant], effect: PlanRequested) -> Plan | None:
@@ -126,7 +134,9 @@ class Planner:
             return None
         entries = [self._lookups.remembered(entry, request) for entry in entries]
         plan = candidates.plan(request, entries, self._fleet, now_ms(), effect.avoid, POLICY_KNOBS)
-        ranked = tuple(option for option in plan.ranked if option.candidate.tier is Tier.GPU)
+        resident = [option for option in plan.ranked if option.candidate.tier is Tier.GPU]
+        # Ranked among themselves: without the others the band of near ties may reach farther.
+        ranked = rank(request.request_id, resident, effect.avoid, POLICY_KNOBS)
         if not ranked or ranked[0] != plan.ranked[0]:
             return None
         self._metrics.lookup("covered")

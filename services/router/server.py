@@ -2,7 +2,8 @@
 
 Ready once the endpoint map was received and every endpoint in it was dialled once; workers are not required (requests
 wait for them). At the end: not ready, no new requests → running ones finish within the grace → what still runs is
-handed back to its ingress by closing its tunnel → tunnels to workers close, which cancels what is left there.
+handed back to its ingress by closing its tunnel → tunnels to workers close, which cancels what is left there →
+decisions that still wait are appended, for at most two seconds.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ from libs.contracts.segue.v1 import router_pb2_grpc
 from libs.controller.catalog_facts import Endpoint
 from libs.controller.facts import FactCache
 from libs.controller.fleet import Fleet
+from libs.controller.protocol import TokensDelivery
 from libs.controller.router import RouterMachine
-from libs.controller.router_effects import SendOffer
+from libs.controller.router_effects import Deliver, SendOffer
 from libs.controller.router_events import CapacityFreed
+from libs.controller.router_table import Phase
 from libs.controller.wire import TunnelCodec
 from libs.service.channel import open_channel
 from libs.service.lifecycle import Service
@@ -28,6 +31,7 @@ from services.router import exports, views
 from services.router.assignments import Assignments
 from services.router.attach import AttachServer
 from services.router.clock import now_ms
+from services.router.decision_batches import DecisionBatches
 from services.router.decisions import Decisions
 from services.router.endpoint_map import EndpointMap
 from services.router.links import Hooks, WorkerLinks
@@ -47,6 +51,8 @@ SERVICE = "segue.v1.Router"
 _DIALLED_WITHIN_S = 3.0
 _HAND_BACK_S = 1.0
 """Kept of the grace to close tunnels in order."""
+_APPEND_S = 2.0
+"""Longest time at the end for decisions that still wait."""
 
 log = get_logger(__name__)
 
@@ -64,6 +70,7 @@ class Router:
     endpoints: EndpointMap
     lookups: Lookups
     decisions: Decisions
+    batches: DecisionBatches
     spans: RequestSpans
     servicer: RouterServicer
     upstream: Registry
@@ -83,6 +90,7 @@ class Router:
             self.attach.close()
             self.links.close()
             await self.links.closed(max(0.0, deadline - loop.time()))
+            await self.batches.flush(min(_APPEND_S, max(0.0, deadline - loop.time())))
         finally:
             self.shell.stop()
 
@@ -114,12 +122,17 @@ async def assemble(settings: RouterSettings, service: Service, tunnel_config: Tu
     )
     assignments = Assignments(codec, fleet, spans, shell.feed, observatory.tunnel_to, service.spawn)
 
+    router_id = secrets.token_hex(8)
+    batches = DecisionBatches(catalog, router_id, settings.decisions_queue, settings.decisions_interval_s)
+    decisions = Decisions(
+        settings.decisions_kept, metrics, batches, live=lambda request_id: machine.phase(request_id) is not Phase.DONE
+    )
     links = WorkerLinks(
         service.transport,
         downstream,
         Hooks(observatory.up, observatory.lost, observatory.control, observatory.epoch),
         service.spawn,
-        router_id=secrets.token_hex(8),
+        router_id=router_id,
         grace_s=settings.endpoint_grace_s,
         config=tunnel_config,
     )
@@ -138,9 +151,9 @@ async def assemble(settings: RouterSettings, service: Service, tunnel_config: Tu
     endpoints = EndpointMap(catalog, settings.catalog, apply)
     lookups = Lookups(catalog, FactCache(settings.fact_knobs()), metrics, service.spawn)
     planner = Planner(
-        names, lookups, fleet, shell.feed, service.spawn, spans, metrics, settings.lookup_budget_ms / 1_000
-    )
-    decisions = Decisions(settings.decisions_kept, metrics)
+        names, lookups, fleet, shell.feed, service.spawn, spans, metrics, settings.lookup_budget_ms / 1_000,
+        planned=decisions.planned,
+    )  # fmt: skip
 
     def offer(effect: SendOffer) -> None:
         metrics.offers.inc()
@@ -148,12 +161,17 @@ async def assemble(settings: RouterSettings, service: Service, tunnel_config: Tu
             metrics.resumes.inc()
         assignments.offer(effect)
 
+    def deliver(effect: Deliver) -> None:
+        requests.deliver(effect)
+        if not isinstance(effect.delivery, TokensDelivery):
+            decisions.delivered(effect.delivery.request_id)
+
     shell.ports = Ports(
         plan=planner.plan,
         offer=offer,
         cancel=assignments.cancel,
         close=assignments.close,
-        deliver=requests.deliver,
+        deliver=deliver,
         record=decisions.record,
         account=lambda effect: fleet.account(effect, now_ms()),
     )
@@ -166,8 +184,8 @@ async def assemble(settings: RouterSettings, service: Service, tunnel_config: Tu
         lambda: views.workers(observatory.registry, fleet, endpoints.endpoints, endpoints.revision),
     )
     router = Router(
-        shell, requests, assignments, observatory, links, attach, endpoints, lookups, decisions, spans, servicer,
-        upstream, downstream,
+        shell, requests, assignments, observatory, links, attach, endpoints, lookups, decisions, batches,
+        spans, servicer, upstream, downstream,
     )  # fmt: skip
     exports.export(router, names, service.metrics, metrics)
 
@@ -177,6 +195,7 @@ async def assemble(settings: RouterSettings, service: Service, tunnel_config: Tu
     service.spawn(endpoints.run(), "endpoint map")
     service.spawn(names.run(), "served names")
     service.spawn(observatory.run(), "silent workers")
+    service.spawn(batches.run(), "decisions")
     await service.start()
     await endpoints.first(settings.catalog_wait_s)
     await links.tried(_DIALLED_WITHIN_S)

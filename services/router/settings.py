@@ -53,6 +53,12 @@ class RouterSettings(ServiceSettings):
     queue_per_tenant: int = Field(128, ge=0, description="Of them, of one tenant")
     max_requests: int = Field(0, ge=0, description="Requests taken at once from all ingresses; 0: no ceiling")
     facts: int = Field(200_000, ge=0, description="Chunk facts remembered; the least recently used goes first")
+    decisions_queue: int = Field(
+        10_000, ge=0, description="Decisions that may wait to be appended at the catalog; the oldest goes; 0: none is"
+    )
+    decisions_interval_s: float = Field(
+        5.0, ge=0, le=3_600, description="Longest wait, in seconds, of a decision before its batch is appended"
+    )
     decisions_kept: int = Field(4_096, ge=0, description="Decisions kept in memory; the oldest goes first")
 
     def router_knobs(self) -> RouterKnobs:

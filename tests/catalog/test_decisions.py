@@ -107,7 +107,10 @@ async def test_an_unknown_request_is_not_found_and_a_bad_batch_refused(catalog: 
     assert code(failure) is grpc.StatusCode.NOT_FOUND
     wrong = completed("req", 1_000)
     wrong.attempts[0].choice = 4
-    for records in ([], [wrong], [completed("", 1)], [completed("req", 0)]):
+    termless = completed("req", 1_000)
+    termless.terms.add()
+    termless.terms.add()
+    for records in ([], [termless], [wrong], [completed("", 1)], [completed("req", 0)]):
         with pytest.raises(grpc.aio.AioRpcError) as failure:
             await catalog.stub.AppendDecisions(pb.AppendDecisionsRequest(records=records))
         assert code(failure) is grpc.StatusCode.INVALID_ARGUMENT

@@ -33,6 +33,10 @@ class FakeCatalog(catalog_pb2_grpc.CatalogServicer):
         self.lookup_gate = asyncio.Event()
         """Look-ups wait for it; set = answered at once."""
         self.lookup_gate.set()
+        self.decisions: list[pb.DecisionRecord] = []
+        self.append_fails: grpc.StatusCode | None = None
+        self.appends = 0
+        """Calls, failed ones too."""
         self.revision = 1
         self.watchers = 0
         self.address = ""
@@ -74,6 +78,15 @@ class FakeCatalog(catalog_pb2_grpc.CatalogServicer):
                 answer.tail.CopyFrom(self.chunks[tail.hash])
                 break
         return answer
+
+    async def AppendDecisions(
+        self, request: pb.AppendDecisionsRequest, context: grpc.aio.ServicerContext
+    ) -> pb.AppendDecisionsResponse:
+        self.appends += 1
+        if self.append_fails is not None:
+            await context.abort(self.append_fails, "by script")
+        self.decisions += request.records
+        return pb.AppendDecisionsResponse(key="k", size=1, revision=self.revision)
 
     async def put(self, endpoint: pb.Endpoint) -> None:
         self.endpoints[endpoint.worker] = endpoint

@@ -181,6 +181,7 @@ class Rig:
         assert (
             len(router.shell.machine) == router.shell.machine.waiting == router.shell.timers == len(router.spans) == 0
         )
+        assert len(router.decisions) == 0
         for view in router.observatory.fleet.views().values():
             assert not [one for one in view.bookings.values() if one.accepted_ms is None]
 
@@ -197,10 +198,12 @@ async def leave(service: Service, drain: bool = True) -> None:
 
 
 @asynccontextmanager
-async def running(*scripts: Script | None, rest: bool = True, **changes: Any) -> AsyncIterator[Rig]:
+async def running(
+    *scripts: Script | None, rest: bool = True, within_s: float = 30, epoch: int = 1, **changes: Any
+) -> AsyncIterator[Rig]:
     """A router with one worker per script, w0, w1, …, all heard. `rest`: check at the end that nothing is left."""
     async with AsyncExitStack() as stack:
-        await stack.enter_async_context(asyncio.timeout(30))
+        await stack.enter_async_context(asyncio.timeout(within_s))
         strays: list[dict[str, Any]] = []
         loop = asyncio.get_running_loop()
         stack.callback(loop.set_exception_handler, loop.get_exception_handler())
@@ -209,6 +212,7 @@ async def running(*scripts: Script | None, rest: bool = True, **changes: Any) ->
         workers = []
         for number, script in enumerate(scripts):
             worker = await stack.enter_async_context(scripted_worker(f"w{number}", script))
+            worker.epoch = epoch
             catalog.endpoints[worker.name] = worker.endpoint
             workers.append(worker)
         facts = {

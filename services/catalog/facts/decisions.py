@@ -198,6 +198,8 @@ def _check(record: pb.DecisionRecord) -> None:
         raise InvalidRequestError("request_id", record.request_id, "expected one in every record")
     if not 0 < record.decided_ms < 10**_MS_DIGITS:
         raise InvalidRequestError("decided_ms", record.decided_ms, "expected unix milliseconds")
+    if len(record.terms) not in (0, len(record.ranked)):
+        raise InvalidRequestError("terms", len(record.terms), f"expected none, or those of {len(record.ranked)} ranked")
     for attempt in record.attempts:
         if attempt.choice >= len(record.ranked):
             raise InvalidRequestError("choice", attempt.choice, f"expected an index into {len(record.ranked)} ranked")

@@ -26,6 +26,8 @@ class CollectReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     COLLECT_REASON_UNNAMED: _ClassVar[CollectReason]
     COLLECT_REASON_UNCLAIMED: _ClassVar[CollectReason]
     COLLECT_REASON_OLD_DECISIONS: _ClassVar[CollectReason]
+    COLLECT_REASON_BYTES_GONE: _ClassVar[CollectReason]
+    COLLECT_REASON_UNFINISHED_UPLOAD: _ClassVar[CollectReason]
 
 class AttemptOutcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -52,6 +54,8 @@ COLLECT_REASON_PURGED: CollectReason
 COLLECT_REASON_UNNAMED: CollectReason
 COLLECT_REASON_UNCLAIMED: CollectReason
 COLLECT_REASON_OLD_DECISIONS: CollectReason
+COLLECT_REASON_BYTES_GONE: CollectReason
+COLLECT_REASON_UNFINISHED_UPLOAD: CollectReason
 ATTEMPT_OUTCOME_UNSPECIFIED: AttemptOutcome
 ATTEMPT_OUTCOME_COMPLETED: AttemptOutcome
 ATTEMPT_OUTCOME_DECLINED: AttemptOutcome
@@ -436,10 +440,12 @@ class RemoveDemandsRequest(_message.Message):
     def __init__(self, demands: _Optional[_Iterable[_Union[DemandId, _Mapping]]] = ...) -> None: ...
 
 class RemoveDemandsResponse(_message.Message):
-    __slots__ = ("revision",)
+    __slots__ = ("revision", "removed")
     REVISION_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_FIELD_NUMBER: _ClassVar[int]
     revision: int
-    def __init__(self, revision: _Optional[int] = ...) -> None: ...
+    removed: int
+    def __init__(self, revision: _Optional[int] = ..., removed: _Optional[int] = ...) -> None: ...
 
 class ListDemandsRequest(_message.Message):
     __slots__ = ("node", "page_size", "page_token")
@@ -678,7 +684,7 @@ class Collected(_message.Message):
     def __init__(self, reason: _Optional[_Union[CollectReason, str]] = ..., fingerprint: _Optional[str] = ..., hash: _Optional[str] = ..., owner: _Optional[str] = ..., key: _Optional[str] = ..., node: _Optional[str] = ..., bytes: _Optional[int] = ...) -> None: ...
 
 class CollectTotals(_message.Message):
-    __slots__ = ("chunks_examined", "chunks_removed", "bytes_condemned", "objects_examined", "objects_removed", "bytes_removed", "objects_waiting", "replicas_removed", "decisions_removed", "raced", "foreign")
+    __slots__ = ("chunks_examined", "chunks_removed", "bytes_condemned", "objects_examined", "objects_removed", "bytes_removed", "objects_waiting", "replicas_removed", "decisions_removed", "raced", "foreign", "uploads_aborted", "uploads_waiting")
     CHUNKS_EXAMINED_FIELD_NUMBER: _ClassVar[int]
     CHUNKS_REMOVED_FIELD_NUMBER: _ClassVar[int]
     BYTES_CONDEMNED_FIELD_NUMBER: _ClassVar[int]
@@ -690,6 +696,8 @@ class CollectTotals(_message.Message):
     DECISIONS_REMOVED_FIELD_NUMBER: _ClassVar[int]
     RACED_FIELD_NUMBER: _ClassVar[int]
     FOREIGN_FIELD_NUMBER: _ClassVar[int]
+    UPLOADS_ABORTED_FIELD_NUMBER: _ClassVar[int]
+    UPLOADS_WAITING_FIELD_NUMBER: _ClassVar[int]
     chunks_examined: int
     chunks_removed: int
     bytes_condemned: int
@@ -701,7 +709,9 @@ class CollectTotals(_message.Message):
     decisions_removed: int
     raced: int
     foreign: int
-    def __init__(self, chunks_examined: _Optional[int] = ..., chunks_removed: _Optional[int] = ..., bytes_condemned: _Optional[int] = ..., objects_examined: _Optional[int] = ..., objects_removed: _Optional[int] = ..., bytes_removed: _Optional[int] = ..., objects_waiting: _Optional[int] = ..., replicas_removed: _Optional[int] = ..., decisions_removed: _Optional[int] = ..., raced: _Optional[int] = ..., foreign: _Optional[int] = ...) -> None: ...
+    uploads_aborted: int
+    uploads_waiting: int
+    def __init__(self, chunks_examined: _Optional[int] = ..., chunks_removed: _Optional[int] = ..., bytes_condemned: _Optional[int] = ..., objects_examined: _Optional[int] = ..., objects_removed: _Optional[int] = ..., bytes_removed: _Optional[int] = ..., objects_waiting: _Optional[int] = ..., replicas_removed: _Optional[int] = ..., decisions_removed: _Optional[int] = ..., raced: _Optional[int] = ..., foreign: _Optional[int] = ..., uploads_aborted: _Optional[int] = ..., uploads_waiting: _Optional[int] = ...) -> None: ...
 
 class CollectGarbageRequest(_message.Message):
     __slots__ = ("dry_run",)
@@ -752,6 +762,46 @@ class PurgeResponse(_message.Message):
     nodes: _containers.RepeatedScalarFieldContainer[str]
     revision: int
     def __init__(self, phase: _Optional[str] = ..., collected: _Optional[_Iterable[_Union[Collected, _Mapping]]] = ..., totals: _Optional[_Union[CollectTotals, _Mapping]] = ..., done: _Optional[bool] = ..., pinned: _Optional[int] = ..., nodes: _Optional[_Iterable[str]] = ..., revision: _Optional[int] = ...) -> None: ...
+
+class RepairRequest(_message.Message):
+    __slots__ = ("fingerprint", "owner", "dry_run")
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    DRY_RUN_FIELD_NUMBER: _ClassVar[int]
+    fingerprint: str
+    owner: str
+    dry_run: bool
+    def __init__(self, fingerprint: _Optional[str] = ..., owner: _Optional[str] = ..., dry_run: _Optional[bool] = ...) -> None: ...
+
+class MissingObject(_message.Message):
+    __slots__ = ("fingerprint", "hash", "group", "key")
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    HASH_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    fingerprint: str
+    hash: str
+    group: str
+    key: str
+    def __init__(self, fingerprint: _Optional[str] = ..., hash: _Optional[str] = ..., group: _Optional[str] = ..., key: _Optional[str] = ...) -> None: ...
+
+class RepairResponse(_message.Message):
+    __slots__ = ("phase", "missing", "collected", "totals", "done", "pinned", "revision")
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    MISSING_FIELD_NUMBER: _ClassVar[int]
+    COLLECTED_FIELD_NUMBER: _ClassVar[int]
+    TOTALS_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    PINNED_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    phase: str
+    missing: _containers.RepeatedCompositeFieldContainer[MissingObject]
+    collected: _containers.RepeatedCompositeFieldContainer[Collected]
+    totals: CollectTotals
+    done: bool
+    pinned: int
+    revision: int
+    def __init__(self, phase: _Optional[str] = ..., missing: _Optional[_Iterable[_Union[MissingObject, _Mapping]]] = ..., collected: _Optional[_Iterable[_Union[Collected, _Mapping]]] = ..., totals: _Optional[_Union[CollectTotals, _Mapping]] = ..., done: _Optional[bool] = ..., pinned: _Optional[int] = ..., revision: _Optional[int] = ...) -> None: ...
 
 class RebuildRequest(_message.Message):
     __slots__ = ("fingerprint", "dry_run")
@@ -821,8 +871,26 @@ class PrunedCandidates(_message.Message):
     count: int
     def __init__(self, reason: _Optional[str] = ..., count: _Optional[int] = ...) -> None: ...
 
+class ScoreTerms(_message.Message):
+    __slots__ = ("queue_ms", "load_ms", "restore_ms", "prefill_ms_per_token", "first_token_ms", "ttft_ms", "uncorrected_queue_ms")
+    QUEUE_MS_FIELD_NUMBER: _ClassVar[int]
+    LOAD_MS_FIELD_NUMBER: _ClassVar[int]
+    RESTORE_MS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_MS_PER_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    FIRST_TOKEN_MS_FIELD_NUMBER: _ClassVar[int]
+    TTFT_MS_FIELD_NUMBER: _ClassVar[int]
+    UNCORRECTED_QUEUE_MS_FIELD_NUMBER: _ClassVar[int]
+    queue_ms: float
+    load_ms: float
+    restore_ms: float
+    prefill_ms_per_token: float
+    first_token_ms: float
+    ttft_ms: float
+    uncorrected_queue_ms: float
+    def __init__(self, queue_ms: _Optional[float] = ..., load_ms: _Optional[float] = ..., restore_ms: _Optional[float] = ..., prefill_ms_per_token: _Optional[float] = ..., first_token_ms: _Optional[float] = ..., ttft_ms: _Optional[float] = ..., uncorrected_queue_ms: _Optional[float] = ...) -> None: ...
+
 class DecisionRecord(_message.Message):
-    __slots__ = ("request_id", "plan_id", "decided_ms", "router", "model", "fingerprint", "worker", "prompt_tokens", "resumed_at", "ranked", "pruned", "attempts", "facts_revision")
+    __slots__ = ("request_id", "plan_id", "decided_ms", "router", "model", "fingerprint", "worker", "prompt_tokens", "resumed_at", "ranked", "pruned", "attempts", "facts_revision", "avoid", "terms")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PLAN_ID_FIELD_NUMBER: _ClassVar[int]
     DECIDED_MS_FIELD_NUMBER: _ClassVar[int]
@@ -836,6 +904,8 @@ class DecisionRecord(_message.Message):
     PRUNED_FIELD_NUMBER: _ClassVar[int]
     ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
     FACTS_REVISION_FIELD_NUMBER: _ClassVar[int]
+    AVOID_FIELD_NUMBER: _ClassVar[int]
+    TERMS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     plan_id: int
     decided_ms: int
@@ -849,7 +919,9 @@ class DecisionRecord(_message.Message):
     pruned: _containers.RepeatedCompositeFieldContainer[PrunedCandidates]
     attempts: _containers.RepeatedCompositeFieldContainer[DecisionAttempt]
     facts_revision: int
-    def __init__(self, request_id: _Optional[str] = ..., plan_id: _Optional[int] = ..., decided_ms: _Optional[int] = ..., router: _Optional[str] = ..., model: _Optional[str] = ..., fingerprint: _Optional[str] = ..., worker: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., resumed_at: _Optional[int] = ..., ranked: _Optional[_Iterable[_Union[_common_pb2.Candidate, _Mapping]]] = ..., pruned: _Optional[_Iterable[_Union[PrunedCandidates, _Mapping]]] = ..., attempts: _Optional[_Iterable[_Union[DecisionAttempt, _Mapping]]] = ..., facts_revision: _Optional[int] = ...) -> None: ...
+    avoid: _containers.RepeatedScalarFieldContainer[str]
+    terms: _containers.RepeatedCompositeFieldContainer[ScoreTerms]
+    def __init__(self, request_id: _Optional[str] = ..., plan_id: _Optional[int] = ..., decided_ms: _Optional[int] = ..., router: _Optional[str] = ..., model: _Optional[str] = ..., fingerprint: _Optional[str] = ..., worker: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., resumed_at: _Optional[int] = ..., ranked: _Optional[_Iterable[_Union[_common_pb2.Candidate, _Mapping]]] = ..., pruned: _Optional[_Iterable[_Union[PrunedCandidates, _Mapping]]] = ..., attempts: _Optional[_Iterable[_Union[DecisionAttempt, _Mapping]]] = ..., facts_revision: _Optional[int] = ..., avoid: _Optional[_Iterable[str]] = ..., terms: _Optional[_Iterable[_Union[ScoreTerms, _Mapping]]] = ...) -> None: ...
 
 class AppendDecisionsRequest(_message.Message):
     __slots__ = ("records",)

@@ -162,6 +162,11 @@ class CatalogStub:
                 request_serializer=segue_dot_v1_dot_catalog__pb2.RebuildRequest.SerializeToString,
                 response_deserializer=segue_dot_v1_dot_catalog__pb2.RebuildResponse.FromString,
                 _registered_method=True)
+        self.Repair = channel.unary_stream(
+                '/segue.v1.Catalog/Repair',
+                request_serializer=segue_dot_v1_dot_catalog__pb2.RepairRequest.SerializeToString,
+                response_deserializer=segue_dot_v1_dot_catalog__pb2.RepairResponse.FromString,
+                _registered_method=True)
         self.AppendDecisions = channel.unary_unary(
                 '/segue.v1.Catalog/AppendDecisions',
                 request_serializer=segue_dot_v1_dot_catalog__pb2.AppendDecisionsRequest.SerializeToString,
@@ -375,6 +380,17 @@ class CatalogServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Repair(self, request, context):
+        """Removes chunk facts whose objects are provably not in the bucket (after a restore of etcd from an old backup, or
+        deletions by hand), and all after them in their chains, leaves first, pinned or not. Only in a bucket that bears this
+        etcd's mark: FAILED_PRECONDITION otherwise (reason BUCKET_NOT_PROVEN). A store that does not answer ends it with
+        UNAVAILABLE. Streams its progress; the last message has `done`. Runs alone as CollectGarbage does, and may be
+        cancelled and repeated at any point.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def AppendDecisions(self, request, context):
         """Records routing decisions: seals them into one object and indexes it. Repeating a call with the same records changes
         nothing. Meant for batches of a minute or some hundreds of decisions.
@@ -524,6 +540,11 @@ def add_CatalogServicer_to_server(servicer, server):
                     servicer.Rebuild,
                     request_deserializer=segue_dot_v1_dot_catalog__pb2.RebuildRequest.FromString,
                     response_serializer=segue_dot_v1_dot_catalog__pb2.RebuildResponse.SerializeToString,
+            ),
+            'Repair': grpc.unary_stream_rpc_method_handler(
+                    servicer.Repair,
+                    request_deserializer=segue_dot_v1_dot_catalog__pb2.RepairRequest.FromString,
+                    response_serializer=segue_dot_v1_dot_catalog__pb2.RepairResponse.SerializeToString,
             ),
             'AppendDecisions': grpc.unary_unary_rpc_method_handler(
                     servicer.AppendDecisions,
@@ -1219,6 +1240,33 @@ class Catalog:
             '/segue.v1.Catalog/Rebuild',
             segue_dot_v1_dot_catalog__pb2.RebuildRequest.SerializeToString,
             segue_dot_v1_dot_catalog__pb2.RebuildResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Repair(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/segue.v1.Catalog/Repair',
+            segue_dot_v1_dot_catalog__pb2.RepairRequest.SerializeToString,
+            segue_dot_v1_dot_catalog__pb2.RepairResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,19 +1,19 @@
-"""A connection to the catalog for one command, and errors as a person reads them."""
+"""A connection to the catalog for one command: its options, the call, and errors as a person reads them."""
 
 from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Annotated, Any, NoReturn, TypeVar
 
 import grpc
 import typer
 from rich.console import Console
 
-from libs.contracts.segue.v1 import catalog_pb2 as pb
 from libs.contracts.segue.v1 import catalog_pb2_grpc
 from libs.service.channel import open_channel
 from libs.service.errors import StartError, read_error
@@ -24,6 +24,8 @@ T = TypeVar("T")
 # Progress and words go here, so that standard output holds the answer alone.
 console = Console(stderr=True)
 
+_GROUP = ContextVar("group", default="segue")
+
 
 @dataclass(frozen=True)
 class Target:
@@ -33,6 +35,33 @@ class Target:
     ca_file: Path | None = None
     cert_file: Path | None = None
     key_file: Path | None = None
+
+
+Catalog = Annotated[
+    str, typer.Option(metavar="HOST:PORT", envvar="SEGUE_CATALOG", help="A catalog; any replica will do.")
+]
+CaFile = Annotated[
+    Path | None, typer.Option(metavar="FILE", envvar="SEGUE_TLS_CA_FILE", help="For TLS: as the services'.")
+]
+CertFile = Annotated[
+    Path | None, typer.Option(metavar="FILE", envvar="SEGUE_TLS_CERT_FILE", help="For TLS: the certificate.")
+]
+KeyFile = Annotated[
+    Path | None, typer.Option(metavar="FILE", envvar="SEGUE_TLS_KEY_FILE", help="For TLS: its private key.")
+]
+Json = Annotated[bool, typer.Option("--json", help="One JSON document on standard output, no tables.")]
+
+
+def connect(
+    context: typer.Context,
+    catalog: Catalog = "127.0.0.1:7004",
+    ca_file: CaFile = None,
+    cert_file: CertFile = None,
+    key_file: KeyFile = None,
+) -> None:
+    """The options before a command of a group that talks to the catalog: its callback."""
+    _GROUP.set(f"segue {context.info_name}")
+    context.obj = Target(catalog, ca_file, cert_file, key_file)
 
 
 def run(target: Target, command: Callable[[Any], Awaitable[T]]) -> T:
@@ -59,34 +88,6 @@ def run(target: Target, command: Callable[[Any], Awaitable[T]]) -> T:
 
 
 def fail(message: str) -> NoReturn:
-    """Ends the command with exit code 1."""
-    sys.stderr.write(f"segue cache: {message}\n")
+    """Ends the command with exit code 1; the line begins with the group of commands it is of."""
+    sys.stderr.write(f"{_GROUP.get()}: {message}\n")
     raise typer.Exit(1)
-
-
-async def all_chunks(
-    stub: Any, *, fingerprint: str = "", owner: str = "", hash_prefix: str = ""
-) -> AsyncIterator[pb.ListedChunk]:
-    """Every chunk that matches, page by page."""
-    token = ""
-    while True:
-        page = await stub.ListChunks(
-            pb.ListChunksRequest(fingerprint=fingerprint, owner=owner, hash_prefix=hash_prefix, page_token=token)
-        )
-        for chunk in page.chunks:
-            yield chunk
-        token = page.next_page_token
-        if not token:
-            return
-
-
-async def find_chunk(stub: Any, hash: str, fingerprint: str) -> pb.ListedChunk:
-    """The one chunk whose hash begins so. Ends the command if there is none, or more than one."""
-    found: list[pb.ListedChunk] = []
-    async for chunk in all_chunks(stub, hash_prefix=hash, fingerprint=fingerprint):
-        found.append(chunk)
-        if len(found) > 1:
-            fail(f"more than one chunk begins with {hash}: give more digits, or --fingerprint")
-    if not found:
-        fail(f"no chunk begins with {hash}: see `segue cache ls --chunks`")
-    return found[0]
