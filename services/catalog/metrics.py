@@ -55,7 +55,7 @@ class CatalogMetrics:
         )
         self._collected = Counter(
             "segue_catalog_collected_total",
-            "What collections and purges removed, by reason",
+            "What collections, purges and repairs removed, by reason",
             ("reason",),
             registry=registry,
         )
@@ -89,7 +89,7 @@ class CatalogMetrics:
     def unknown_replicas(self, count: int) -> None:
         self._unknown.inc(count)
 
-    def collected(self, report: pb.CollectGarbageResponse | pb.PurgeResponse) -> None:
+    def collected(self, report: pb.CollectGarbageResponse | pb.PurgeResponse | pb.RepairResponse) -> None:
         for item in report.collected:
             self._collected.labels(pb.CollectReason.Name(item.reason).removeprefix("COLLECT_REASON_").lower()).inc()
             if item.key:

@@ -21,7 +21,8 @@ class PlacementCalls(Calls):
 
     async def RemoveDemands(self, request: pb.RemoveDemandsRequest, context: Any) -> pb.RemoveDemandsResponse:
         with self._call("RemoveDemands"):
-            return pb.RemoveDemandsResponse(revision=await self._facts.demands.remove(request.demands))
+            removed, revision = await self._facts.demands.remove(request.demands)
+            return pb.RemoveDemandsResponse(removed=removed, revision=revision)
 
     async def ListDemands(self, request: pb.ListDemandsRequest, context: Any) -> pb.ListDemandsResponse:
         with self._call("ListDemands"):

@@ -90,6 +90,16 @@ class Listed:
     modified_ms: int
 
 
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """A multipart upload neither completed nor given up. begun_ms: unix milliseconds, by the store's clock; 0 = not
+    said."""
+
+    key: str
+    upload_id: str
+    begun_ms: int
+
+
 class Observer(Protocol):
     """Told about every request: (operation, seconds, whether the store answered)."""
 
@@ -169,6 +179,41 @@ class ObjectStore:
                 return
             after = objects[-1].key
 
+    async def uploads(self, prefix: str) -> AsyncGenerator[tuple[Upload, ...]]:
+        """Every unfinished multipart upload under `prefix` by key, in pages, none of them empty. Raises StoreError."""
+        last: Upload | None = None
+
+        def page() -> tuple[tuple[Upload, ...], bool]:
+            # The client lists them only by a private call, and loses the marker of the next page: the last one's names.
+            found = self._client._list_multipart_uploads(
+                self.target.bucket,
+                prefix=prefix,
+                key_marker=last.key if last else None,
+                upload_id_marker=last.upload_id if last else None,
+                max_uploads=LIST_PAGE,
+            )
+            return tuple(_upload(item) for item in found.uploads), bool(found.is_truncated)
+
+        while True:
+            uploads, more = await self._run("uploads", page)
+            if uploads:
+                yield uploads
+            if not more or not uploads or uploads[-1] == last:
+                return
+            last = uploads[-1]
+
+    async def abort(self, upload: Upload) -> None:
+        """Whether it was still there or not. Raises StoreError."""
+
+        def give_up() -> None:
+            try:
+                self._client._abort_multipart_upload(self.target.bucket, upload.key, upload.upload_id)
+            except S3Error as error:
+                if error.code != "NoSuchUpload":
+                    raise
+
+        await self._run("abort", give_up)
+
     async def remove(self, key: str) -> None:
         """Whether it was there or not. Raises StoreError."""
         await self._run("remove", lambda: self._client.remove_object(self.target.bucket, key))
@@ -222,3 +267,8 @@ class ObjectStore:
 def _listed(item: Any) -> Listed:
     modified = int(item.last_modified.timestamp() * 1_000) if item.last_modified is not None else 0
     return Listed(str(item.object_name), int(item.size or 0), modified)
+
+
+def _upload(item: Any) -> Upload:
+    begun = int(item.initiated_time.timestamp() * 1_000) if item.initiated_time is not None else 0
+    return Upload(str(item.object_name), str(item.upload_id), begun)

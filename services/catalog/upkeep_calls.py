@@ -1,4 +1,4 @@
-"""The calls that keep house: retention, collection, purge, rebuild."""
+"""The calls that keep house: retention, collection, purge, rebuild, repair."""
 
 # ruff: noqa: N802 - the methods' names are the contract's
 from __future__ import annotations
@@ -12,7 +12,7 @@ from services.catalog.calls import Calls
 
 
 class UpkeepCalls(Calls):
-    """Retention, collection, purge, rebuild."""
+    """Retention, collection, purge, rebuild, repair."""
 
     async def SetRetention(self, request: pb.SetRetentionRequest, context: Any) -> pb.SetRetentionResponse:
         with self._call("SetRetention"):
@@ -52,4 +52,13 @@ class UpkeepCalls(Calls):
         with self._call("Rebuild"):
             async with aclosing(self._facts.rebuilder.run(request.fingerprint, request.dry_run)) as progress:
                 async for report in progress:
+                    yield report
+
+    async def Repair(self, request: pb.RepairRequest, context: Any) -> AsyncIterator[pb.RepairResponse]:
+        with self._call("Repair"):
+            repair = self._facts.collector.repair(request.fingerprint, request.owner, request.dry_run)
+            async with aclosing(repair) as progress:
+                async for report in progress:
+                    if not request.dry_run:
+                        self._metrics.collected(report)
                     yield report

@@ -160,6 +160,24 @@ async def test_verify_finds_each_fault_and_nothing_in_a_sound_cache(world: Bed, 
     assert "swapped" in table and "missing" in table and "content_mismatch" not in table
 
 
+async def test_verify_repairs_what_is_gone_and_says_what_it_would(world: Bed, segue: Shell) -> None:
+    await segue.json("gc")  # marks the bucket as this etcd's
+    chunks = await world.publish(TOKENS)
+    await segue.json("pin", chunks[2].hash)
+    world.client.remove_object(world.bucket, chunks[1].receipts[0].key)
+    would = await segue.json("verify", "--facts-only", "--repair", "--dry-run", code=1)
+    assert (would["faults"], would["repair"]["dry_run"]) == ([], True)
+    assert [missing["key"] for missing in would["repair"]["missing"]] == [chunks[1].receipts[0].key]
+    assert would["repair"]["totals"]["chunks_removed"] == 3 and len(await world.chunks()) == 4
+    done = await segue.json("verify", "--repair")
+    assert [fault["reason"] for fault in done["faults"]] == ["missing"]
+    assert done["repair"]["collected"] == would["repair"]["collected"] and done["repair"]["pinned"] == 1
+    assert set(await world.chunks()) == {chunks[0].hash}
+    assert "0 objects are missing" in await segue("verify", "--facts-only", "--repair")
+    await segue("verify", "--dry-run", code=2)
+    await segue("verify", "--repair", "--hash", chunks[0].hash, code=2)
+
+
 async def test_failures_are_one_line_that_names_the_catalog(segue: Shell, world: Bed) -> None:
     segue.env["SEGUE_CATALOG"] = "127.0.0.1:1"
     said = await segue("ls", code=1)

@@ -1,7 +1,8 @@
 """A process that collects and dies where it is told: one child per order, forked before gRPC is used.
 
-Orders come as JSON lines on standard input: {"now_ms", "step", "nth"}. The child runs one collection and ends itself
-with SIGKILL at the nth time it has done `step` ("" = never). The answer is a JSON line: {"signal"} or {"removed"}.
+Orders come as JSON lines on standard input: {"now_ms", "step", "nth", "repair"}. The child runs one collection (or one
+repair) and ends itself with SIGKILL at the nth time it has done `step` ("" = never). The answer is a JSON line:
+{"signal"} or {"removed"}.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ async def collect(settings: CatalogSettings, order: dict[str, Any]) -> int:
         settings, CatalogMetrics(CollectorRegistry()), now_ms=lambda: int(order["now_ms"]), reached=reached
     )
     removed = 0
-    async for report in catalog.collector.collect(dry=False):
+    repair = order.get("repair", False)
+    async for report in catalog.collector.repair("", "", False) if repair else catalog.collector.collect(dry=False):
         removed += len(report.collected)
     return removed
 

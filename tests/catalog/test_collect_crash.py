@@ -95,6 +95,35 @@ async def order(process: asyncio.subprocess.Process, **what: Any) -> dict[str, i
     return found
 
 
+@asynccontextmanager
+async def collecting(
+    world: Bed, etcd: EtcdServer, s3: SeaweedServer, prefix: str
+) -> AsyncIterator[asyncio.subprocess.Process]:
+    """A process that collects and dies as it is ordered."""
+    facts = {
+        "etcd_endpoint": etcd.endpoint,
+        "etcd_prefix": prefix,
+        "s3_endpoint": s3.url,
+        "s3_bucket": world.bucket,
+        "s3_access_key": s3.access_key,
+        "s3_secret_key": s3.secret_key,
+    }
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "tests.catalog.collect_process",
+        json.dumps(facts),
+        cwd=ROOT,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        await process.wait()
+
+
 async def test_killed_after_every_step_it_leaves_nothing_false_and_the_next_run_ends_it(
     etcd_server: EtcdServer, s3_server: SeaweedServer, prefix: str
 ) -> None:
@@ -108,26 +137,11 @@ async def test_killed_after_every_step_it_leaves_nothing_false_and_the_next_run_
         await world.catalog.stub.SetReplica(pb.SetReplicaRequest(updates=[update]))
         orphans = world.chain([4] * 256) + world.chain(TOKENS[:256], body=b"other")
         await asyncio.to_thread(world.upload, orphans)
+        unfinished = orphans[0].receipts[0].key.replace(orphans[0].hash, hex_id())
+        await asyncio.to_thread(world.client._create_multipart_upload, world.bucket, unfinished, {})
         record = pb.DecisionRecord(request_id="r", decided_ms=unix_ms())
         await world.catalog.stub.AppendDecisions(pb.AppendDecisionsRequest(records=[record]))
-        facts = {
-            "etcd_endpoint": etcd_server.endpoint,
-            "etcd_prefix": prefix,
-            "s3_endpoint": s3_server.url,
-            "s3_bucket": world.bucket,
-            "s3_access_key": s3_server.access_key,
-            "s3_secret_key": s3_server.secret_key,
-        }
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "tests.catalog.collect_process",
-            json.dumps(facts),
-            cwd=ROOT,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-        )
-        try:
+        async with collecting(world, etcd_server, s3_server, prefix) as process:
             now_ms = unix_ms() + 40 * DAY_MS
             for step in Step:
                 if step is Step.RECORD_DROPPED:
@@ -141,9 +155,6 @@ async def test_killed_after_every_step_it_leaves_nothing_false_and_the_next_run_
                 now_ms += 9 * DAY_MS
                 await order(process, now_ms=now_ms, step="", nth=1)
                 await world.check()
-        finally:
-            process.kill()
-            await process.wait()
         assert world.objects() == {receipt.key for chunk in kept for receipt in chunk.receipts}
         assert not (await world.catalog.stub.ListDecisions(pb.ListDecisionsRequest())).records
         assert not any(item.replicas for item in (await world.chunks()).values())

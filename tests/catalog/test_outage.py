@@ -67,6 +67,7 @@ def every_call(catalog: Rig, tenant: Tenant) -> dict[str, Any]:
         "ListRetentions": lambda: stub.ListRetentions(pb.ListRetentionsRequest()),
         "CollectGarbage": lambda: ended(stub.CollectGarbage(pb.CollectGarbageRequest(dry_run=True))),
         "Purge": lambda: ended(stub.Purge(pb.PurgeRequest(owner=retention.owner))),
+        "Repair": lambda: ended(stub.Repair(pb.RepairRequest(dry_run=True))),
         "Rebuild": lambda: ended(stub.Rebuild(pb.RebuildRequest(fingerprint=tenant.fingerprint))),
         "ListDecisions": lambda: stub.ListDecisions(pb.ListDecisionsRequest()),
         "GetDecision": lambda: stub.GetDecision(pb.GetDecisionRequest(request_id="r")),

@@ -58,8 +58,9 @@ async def test_demands_are_listed_by_node_and_those_of_unknown_chunks_left_out(
     there = await catalog.stub.ListDemands(pb.ListDemandsRequest(node="there"))
     assert [d.hash for d in there.demands] == [chain[1].hash]
     gone = pb.DemandId(fingerprint=tenant.fingerprint, hash=chain[1].hash, node="there")
-    for _ in range(2):
-        await catalog.stub.RemoveDemands(pb.RemoveDemandsRequest(demands=[gone]))
+    for there_were in (1, 0):
+        twice = pb.RemoveDemandsRequest(demands=[gone, gone])
+        assert (await catalog.stub.RemoveDemands(twice)).removed == there_were
     assert not (await catalog.stub.ListDemands(pb.ListDemandsRequest(node="there"))).demands
 
 

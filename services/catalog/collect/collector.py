@@ -1,4 +1,4 @@
-"""Collections and purges from beginning to end, as streams of progress."""
+"""Collections, purges and repairs from beginning to end, as streams of progress."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from contextlib import AsyncExitStack
 from libs.continuation.keys import KEY_VERSION, parse_key
 from libs.continuation.tenancy import OWNER_BYTES
 from libs.contracts.segue.v1 import catalog_pb2 as pb
-from services.catalog.collect import decisions, directories, orphans
+from services.catalog.collect import decisions, directories, losses, orphans, uploads
 from services.catalog.collect.facts import Removal, models, snapshot
 from services.catalog.collect.lock import LEASE_S, holding
-from services.catalog.collect.marking import Fact, Marked, Rule, by_owner, by_retention, mark
+from services.catalog.collect.marking import Fact, Marked, Rule, by_loss, by_owner, by_retention, mark
 from services.catalog.collect.objects import delete_due
 from services.catalog.collect.ownership import Ownership
 from services.catalog.collect.run import Limits, Reached, Run, Step, unobserved
 from services.catalog.collect.tails import superseded
 from services.catalog.etcd.client import EtcdClient
+from services.catalog.facts.errors import BucketNotProvenError
 from services.catalog.facts.keys import Keys, check_hex
 from services.catalog.facts.retentions import Retentions
 from services.catalog.facts.uses import day_of
@@ -67,6 +68,7 @@ class Collector:
                 ("bytes", delete_due(run, pb.COLLECT_REASON_UNNAMED)),
                 ("directories", directories.forget(run, self._claimed())),
                 ("decisions", decisions.forget(run)),
+                ("uploads", uploads.give_up(run) if owned else _nothing()),
             ):
                 run.phase = phase
                 async for _ in work:
@@ -102,6 +104,41 @@ class Collector:
             last.done, last.pinned, last.nodes[:] = True, pinned, sorted(told)
             last.revision = (await self._etcd.read([])).revision
         yield last
+
+    async def repair(self, fingerprint: str, owner: str, dry: bool) -> AsyncGenerator[pb.RepairResponse]:
+        """Progress, the last message `done`. Raises BucketNotProvenError, InvalidRequestError and as `collect`."""
+        if fingerprint:
+            check_hex(fingerprint, "fingerprint")
+        if owner:
+            check_hex(owner, "owner", OWNER_BYTES)
+        pinned = 0
+        async with AsyncExitStack() as stack:
+            run = await self._begin(stack, dry)
+            await self._prove()
+            for of in [fingerprint] if fingerprint else await models(run):
+                run.phase = "objects"
+                search = losses.Search(run, of, owner)
+                async for _ in search.run():
+                    yield _repaired(run, search)
+                run.phase = "facts"
+                # Looked at again: what has come back since is no loss. And still in our own bucket: one that went away
+                # as a whole answers "not found" too.
+                lost = await search.confirmed()
+                await self._prove()
+                facts = await snapshot(run, of, owner) if lost else []
+                marked = await _marked(facts, by_loss(lost), keep_pinned=False)
+                pinned += sum(one.fact.pinned for one in marked)
+                await run.reached(Step.MARKED)
+                async for _ in Removal(run, of, keep_pinned=False).remove(marked):
+                    yield _repaired(run, search)
+                yield _repaired(run, search)
+            last = pb.RepairResponse(phase=run.phase, totals=run.totals, done=True, pinned=pinned)
+            last.revision = (await self._etcd.read([])).revision
+        yield last
+
+    async def _prove(self) -> None:
+        if not await self.ownership.proven():
+            raise BucketNotProvenError(self._store.target.bucket)
 
     async def _begin(self, stack: AsyncExitStack, dry: bool) -> Run:
         held = None
@@ -149,3 +186,9 @@ async def _nothing() -> AsyncIterator[None]:
 def _purged(run: Run) -> pb.PurgeResponse:
     report = run.report()
     return pb.PurgeResponse(phase=report.phase, collected=report.collected, totals=report.totals)
+
+
+def _repaired(run: Run, search: losses.Search) -> pb.RepairResponse:
+    report = run.report()
+    missing, search.fresh = search.fresh, []
+    return pb.RepairResponse(phase=report.phase, missing=missing, collected=report.collected, totals=report.totals)

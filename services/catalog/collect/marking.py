@@ -3,7 +3,7 @@
 A chunk may go when it has expired by lack of use, by age, or as a tail whose full chunk exists; it goes when besides
 nothing keeps it: no pin, and no chunk after it in its chain that stays. So what stays is prefix-closed, and what goes,
 deepest first, consists of leaves at every moment. Age is inherited: a chunk past its maximal age takes with it all that
-follows, however young, because it cannot go before.
+follows, however young, because it cannot go before. So are lost bytes: nobody restores past a chunk that is not there.
 """
 
 from __future__ import annotations
@@ -44,6 +44,8 @@ class Marked:
     reason: pb.CollectReason
 
 
+_INHERITED = frozenset({pb.COLLECT_REASON_AGE, pb.COLLECT_REASON_BYTES_GONE})
+
 Rule = Callable[[Fact], "pb.CollectReason | None"]
 """Why a chunk may go by itself, if it may."""
 
@@ -69,14 +71,20 @@ def by_owner(owner: str) -> Rule:
     return lambda fact: pb.COLLECT_REASON_PURGED if fact.owner == owner else None
 
 
+def by_loss(lost: Mapping[bytes, int]) -> Rule:
+    """Chunks with an object that is not there: raw hash → revision of the fact that names it."""
+    return lambda fact: pb.COLLECT_REASON_BYTES_GONE if lost.get(fact.hash) == fact.revision else None
+
+
 def mark(facts: Iterable[Fact], rule: Rule, *, keep_pinned: bool = True) -> list[Marked]:
     """What goes, children before their parents."""
     by_start = sorted(facts, key=lambda fact: (fact.start, fact.hash))
     expired: dict[bytes, pb.CollectReason] = {}
     for fact in by_start:  # parents first
         reason = rule(fact)
-        if fact.start and expired.get(fact.parent) == pb.COLLECT_REASON_AGE:
-            reason = pb.COLLECT_REASON_AGE
+        above = expired.get(fact.parent) if fact.start else None
+        if above in _INHERITED:
+            reason = above
         if reason is not None:
             expired[fact.hash] = reason
     kept: set[bytes] = set()

@@ -43,6 +43,11 @@ class Ownership:
             mark = await self._store.read(MARK)
         return mark == stored
 
+    async def proven(self) -> bool:
+        """Whether the bucket bears this etcd's mark now. One without a mark proves nothing: it may be the wrong one."""
+        mark = await self._store.read(MARK)
+        return mark is not None and mark == await self._stored()
+
     async def adopt(self) -> None:
         """From now on it is this etcd's, and nobody else's."""
         made = secrets.token_hex(16).encode()

@@ -31,6 +31,7 @@ class Step(Enum):
     DIRECTORY_FORGOTTEN = "directory-forgotten"
     DECISIONS_UNINDEXED = "decisions-unindexed"
     DECISIONS_DELETED = "decisions-deleted"
+    UPLOAD_ABORTED = "upload-aborted"
 
 
 Reached = Callable[[Step], Awaitable[None]]

@@ -77,8 +77,8 @@ class Demands:
                     await self._etcd.revoke_lease(lease)
         return written, granted_s
 
-    async def remove(self, demands: Sequence[pb.DemandId]) -> int:
-        """etcd's revision. Raises InvalidRequestError."""
+    async def remove(self, demands: Sequence[pb.DemandId]) -> tuple[int, int]:
+        """(demands removed, etcd's revision). Raises InvalidRequestError."""
         check_count("demands", len(demands), MAX_DEMANDS)
         keys = []
         for demand in demands:
@@ -97,12 +97,15 @@ class Demands:
         return [demand for demand in found if not node or demand.node == node], page.token, page.revision
 
     async def confirm(self, node: str, chunks: Sequence[pb.ChunkId]) -> int:
-        """Forgets removals that a directory has carried out. Raises InvalidRequestError."""
+        """Forgets removals that a directory has carried out; etcd's revision. Raises InvalidRequestError."""
         check_node(node)
         check_count("chunks", len(chunks), MAX_DEMANDS)
         for chunk in chunks:
             check_ids(chunk.fingerprint, chunk.hash)
-        return await delete_all(self._etcd, [self._keys.removal(node, c.fingerprint, c.hash) for c in chunks])
+        _, revision = await delete_all(
+            self._etcd, [self._keys.removal(node, chunk.fingerprint, chunk.hash) for chunk in chunks]
+        )
+        return revision
 
     def _demand(self, kv: KeyValue) -> pb.Demand:
         return unpack_demand(self._keys.relative(kv.key), kv.value)

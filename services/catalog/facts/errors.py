@@ -195,6 +195,18 @@ class CollectionLostError(ServiceError):
         )
 
 
+class BucketNotProvenError(ServiceError):
+    """What is missing from a wrong or empty bucket proves nothing."""
+
+    code: ClassVar[grpc.StatusCode] = grpc.StatusCode.FAILED_PRECONDITION
+
+    def __init__(self, bucket: str) -> None:
+        super().__init__(
+            f"bucket {bucket!r} does not bear this etcd's mark",
+            remedy="check s3_endpoint and s3_bucket; if they are right, let `segue cache rebuild` adopt the bucket",
+        )
+
+
 class UnknownDecisionError(ServiceError):
     code: ClassVar[grpc.StatusCode] = grpc.StatusCode.NOT_FOUND
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from services.catalog.etcd.client import EtcdClient
 from services.catalog.etcd.transaction import (
-    MAX_OPERATIONS,
     Comparison,
     Delete,
     Exists,
@@ -112,10 +111,14 @@ async def _put(etcd: EtcdClient, keys: Keys, targets: Sequence[Target], value: V
     raise AssertionError("attempts() raises when it ends")
 
 
-async def delete_all(etcd: EtcdClient, keys: Sequence[bytes]) -> int:
-    """Deletes keys, whether they exist or not; etcd's revision."""
-    runs = [keys[i : i + MAX_OPERATIONS] for i in range(0, len(keys), MAX_OPERATIONS)]
+async def delete_all(etcd: EtcdClient, keys: Sequence[bytes]) -> tuple[int, int]:
+    """Deletes keys, whether they exist or not: (how many did, etcd's revision)."""
+    unique = list(dict.fromkeys(keys))
+    runs = [unique[i : i + _PER_TRANSACTION] for i in range(0, len(unique), _PER_TRANSACTION)]
     if not runs:
-        return (await etcd.read([])).revision
-    outcomes = await gather(etcd.transact(success=[Delete(key) for key in run]) for run in runs)
-    return max(outcome.revision for outcome in outcomes)
+        return 0, (await etcd.read([])).revision
+    outcomes = await gather(
+        etcd.transact(success=[operation for key in run for operation in (Get(key), Delete(key))]) for run in runs
+    )
+    removed = sum(bool(read) for outcome in outcomes for read in outcome.reads)
+    return removed, max(outcome.revision for outcome in outcomes)

@@ -7,11 +7,17 @@ from collections.abc import Callable, Sequence
 
 from libs.contracts.segue.v1 import catalog_pb2 as pb
 from services.catalog.etcd.client import EtcdClient
-from services.catalog.etcd.transaction import Delete, Get
 from services.catalog.facts.keys import Keys, check_hex
-from services.catalog.facts.known import Target, Written, check_count, check_ids, check_text, put_where_known
+from services.catalog.facts.known import (
+    Target,
+    Written,
+    check_count,
+    check_ids,
+    check_text,
+    delete_all,
+    put_where_known,
+)
 from services.catalog.facts.paging import page_size, read_page
-from services.catalog.parallel import gather
 
 MAX_PINS = 1_000
 _WHO_BYTES, _WHY_BYTES = 256, 1_024
@@ -44,12 +50,7 @@ class Pins:
 
     async def unpin(self, chunks: Sequence[pb.ChunkId]) -> tuple[int, int]:
         """(pins removed, revision). Raises InvalidRequestError."""
-        targets = self._targets(chunks)
-        runs = [targets[i : i + 50] for i in range(0, len(targets), 50)] or [targets]
-        outcomes = await gather(
-            self._etcd.transact(success=[op for t in run for op in (Get(t.key), Delete(t.key))]) for run in runs
-        )
-        return sum(bool(read) for o in outcomes for read in o.reads), max(o.revision for o in outcomes)
+        return await delete_all(self._etcd, [target.key for target in self._targets(chunks)])
 
     def _targets(self, chunks: Sequence[pb.ChunkId]) -> list[Target]:
         check_count("chunks", len(chunks), MAX_PINS)
