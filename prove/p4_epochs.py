@@ -13,7 +13,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,7 +25,8 @@ from cli.demo.facts import describe
 from cli.embedded.children import Child, Supervisor
 from cli.embedded.etcd import EtcdServer
 from cli.embedded.seaweed import SeaweedServer
-from libs.contracts.segue.v1 import catalog_pb2, catalog_pb2_grpc
+from libs.contracts.segue.v1 import catalog_pb2_grpc
+from prove import endpoint_map
 from prove.checks import Checks
 from prove.report import Claim, Outcome, Size
 from prove.stage import Stage
@@ -137,15 +138,13 @@ class Rig:
         async with asyncio.timeout(_WITHIN_S), grpc.aio.insecure_channel(self.catalog) as channel:
             stub = catalog_pb2_grpc.CatalogStub(channel)  # type: ignore[no-untyped-call]
             while True:
-                call = stub.WatchEndpoints(catalog_pb2.WatchEndpointsRequest(), timeout=_WITHIN_S)
                 try:
-                    async for now in call:
-                        if any(one.worker == _WORKER and one.epoch == epoch for one in now.endpoints):
-                            return
+                    async with aclosing(endpoint_map.followed(stub, _WITHIN_S)) as maps:
+                        async for now in maps:
+                            if now.get(_WORKER) == epoch:
+                                return
                 except grpc.aio.AioRpcError:
                     await asyncio.sleep(0.1)
-                finally:
-                    call.cancel()
 
 
 async def run(size: Size, stage: Stage | None) -> Outcome:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-import secrets
 import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -22,9 +21,11 @@ from pydantic import JsonValue
 
 from cli.embedded.children import Supervisor
 from cli.embedded.cluster import Cluster
-from libs.contracts.segue.v1 import catalog_pb2, catalog_pb2_grpc, common_pb2, router_pb2, router_pb2_grpc
+from libs.contracts.segue.v1 import router_pb2, router_pb2_grpc
+from prove import endpoint_map
 from prove.checks import Checks
 from prove.report import Claim, Outcome, Size
+from prove.routed import Tenant, wanted
 from prove.stage import Stage, staged
 
 CLAIM = Claim(
@@ -36,6 +37,8 @@ CLAIM = Claim(
 _WORKERS, _STREAMS = 6, 12
 _CALL_S = 10.0
 _BACK_S = 60.0
+_DEADLINE_MS = 900_000
+_TENANT = Tenant("load", "ab" * 32)
 
 
 @dataclass
@@ -110,7 +113,7 @@ async def _killed(cluster: Cluster) -> None:
 async def _play(stage: Stage, outages: list[Callable[[], Awaitable[None]]], found: Found, *, known: bool) -> None:
     cluster, router = stage.cluster, stage.facts.router
     processes = {name: (worker.child.pid, worker.child.restarts) for name, worker in cluster.workers.items()}
-    epochs = await _listed(stage)
+    epochs = await endpoint_map.newest(stage.facts.catalog)
     over, away = asyncio.Event(), asyncio.Event()
     async with asyncio.TaskGroup() as tasks:
         for number in range(_STREAMS if known else 2):
@@ -130,7 +133,7 @@ async def _play(stage: Stage, outages: list[Callable[[], Awaitable[None]]], foun
                 await _until(lambda: len(found.attached_s[-1]) == len(epochs))
         found.over = True
         over.set()
-    found.same_epochs = await _listed(stage) == epochs
+    found.same_epochs = await endpoint_map.newest(stage.facts.catalog) == epochs
     found.same_processes = processes == {n: (w.child.pid, w.child.restarts) for n, w in cluster.workers.items()}
 
 
@@ -141,7 +144,9 @@ async def _stream(stage: Stage, number: int, over: asyncio.Event, found: Found, 
         prompt = [draw.randrange(6, 500) for _ in range(300)]
         length = 12_000 if known else 400
         try:
-            async with aclosing_call(stage.facts.router, _request(stage, prompt, length)) as call:
+            async with aclosing_call(
+                stage.facts.router, wanted(stage.model, _TENANT, prompt, length, _DEADLINE_MS)
+            ) as call:
                 tokens: list[int] = []
                 async for delivery in call:
                     if delivery.WhichOneof("event") == "tokens":
@@ -176,7 +181,7 @@ async def _short(stage: Stage, over: asyncio.Event, away: asyncio.Event, found: 
         prompt = [draw.randrange(6, 500) for _ in range(draw.randint(20, 600))]
         began, count = time.perf_counter(), 0
         try:
-            async with aclosing_call(stage.facts.router, _request(stage, prompt, 4)) as call:
+            async with aclosing_call(stage.facts.router, wanted(stage.model, _TENANT, prompt, 4, _DEADLINE_MS)) as call:
                 async for delivery in call:
                     count += len(delivery.tokens.tokens)
                     if delivery.WhichOneof("event") == "error":
@@ -207,35 +212,15 @@ async def _back(stage: Stage, epochs: dict[str, int]) -> None:
     async with asyncio.timeout(_BACK_S):
         while True:
             with suppress(grpc.aio.AioRpcError):
-                if (await _listed(stage)).keys() >= epochs.keys():
+                if (await endpoint_map.newest(stage.facts.catalog)).keys() >= epochs.keys():
                     return
             await asyncio.sleep(0.02)
-
-
-async def _listed(stage: Stage) -> dict[str, int]:
-    """The endpoint map now: epochs by worker."""
-    catalog: catalog_pb2_grpc.CatalogStub = stage.facts.catalog
-    call = catalog.WatchEndpoints(catalog_pb2.WatchEndpointsRequest(), timeout=_CALL_S)
-    try:
-        async for now in call:
-            return {one.worker: one.epoch for one in now.endpoints}
-    finally:
-        call.cancel()
-    return {}
 
 
 async def _until(holds: Callable[[], bool]) -> None:
     async with asyncio.timeout(_BACK_S):
         while not holds():  # noqa: ASYNC110 - a count that other tasks raise
             await asyncio.sleep(0.05)
-
-
-def _request(stage: Stage, prompt: list[int], new: int) -> router_pb2.GenerateRequest:
-    request = common_pb2.GenerationRequest(
-        request_id=secrets.token_hex(8), tenant="load", tenant_salt="ab" * 32, model=stage.model, tokens=prompt,
-        output_start=len(prompt), max_new_tokens=new, deadline_ms=900_000,
-    )  # fmt: skip
-    return router_pb2.GenerateRequest(request=request)
 
 
 def judged(found: Found, *, full: bool) -> Outcome:

@@ -40,17 +40,25 @@ class NotCompletedError(RuntimeError):
     """The terminal delivery was another one than completion."""
 
 
+def wanted(
+    model: str, tenant: Tenant, tokens: Sequence[int], new: int = 1, deadline_ms: int = 0
+) -> router_pb2.GenerateRequest:
+    """One greedy request with an id of its own. deadline_ms 0 = the router's default."""
+    request = common_pb2.GenerationRequest(
+        request_id=secrets.token_hex(8), tenant=tenant.name, tenant_salt=tenant.salt, model=model, tokens=tokens,
+        output_start=len(tokens), max_new_tokens=new, deadline_ms=deadline_ms,
+    )  # fmt: skip
+    return router_pb2.GenerateRequest(request=request)
+
+
 async def generate(
     router: router_pb2_grpc.RouterStub, model: str, tenant: Tenant, tokens: Sequence[int], new: int = 1
 ) -> Answer:
     """One request, greedy. Raises NotCompletedError, grpc.aio.AioRpcError."""
-    request = common_pb2.GenerationRequest(
-        request_id=secrets.token_hex(8), tenant=tenant.name, tenant_salt=tenant.salt, model=model, tokens=tokens,
-        output_start=len(tokens), max_new_tokens=new,
-    )  # fmt: skip
+    asked = wanted(model, tenant, tokens, new)
     began = time.perf_counter()
     ttft, found, fingerprint = 0.0, list[int](), ""
-    async for delivery in router.Generate(router_pb2.GenerateRequest(request=request), timeout=_CALL_S):
+    async for delivery in router.Generate(asked, timeout=_CALL_S):
         match delivery.WhichOneof("event"):
             case "tokens":
                 ttft = ttft or (time.perf_counter() - began) * 1e3
@@ -59,5 +67,5 @@ async def generate(
             case "completed":
                 return Answer(fingerprint, found, delivery.completed.usage, delivery.completed.served, ttft)
             case other:
-                raise NotCompletedError(f"{request.request_id}: {other}: {delivery}")
-    raise NotCompletedError(f"{request.request_id}: the stream ended without a terminal delivery")
+                raise NotCompletedError(f"{asked.request.request_id}: {other}: {delivery}")
+    raise NotCompletedError(f"{asked.request.request_id}: the stream ended without a terminal delivery")

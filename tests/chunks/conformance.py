@@ -9,6 +9,7 @@ import itertools
 import random
 import threading
 import time
+from collections import Counter
 from contextlib import suppress
 
 import pytest
@@ -21,6 +22,7 @@ from libs.chunks.errors import (
     TierClosedError,
     TierFullError,
 )
+from libs.chunks.memory import HostMemory
 from libs.chunks.tier import Transfer, Wanted
 from libs.chunks.verified import open_verified
 from libs.continuation.errors import ObjectError, TokenMismatchError
@@ -327,3 +329,45 @@ def test_larger_than_the_budget_is_refused_and_evicts_nothing(capped):
     with pytest.raises(TierFullError):
         tier.put(large[0].key, large[0].parts, within=WITHIN)
     assert tier.objects() == (small[0].key,)
+
+
+def test_reading_while_evicting_and_writing(capped):
+    """By count, not by time. Memory is also given bytes to keep as they are, which it evicts alike."""
+    made = [sample(70_000 + seed) for seed in range(12)]
+    tier = capped(4 * made[0][0].size)
+    seen = Counter[str]()
+    failures: list[BaseException] = []
+
+    def store(encoded: EncodedObject, adopt: bool) -> bool:
+        if adopt and isinstance(tier, HostMemory):
+            return tier.adopt(encoded.key, memoryview(bytearray(encoded.to_bytes())), verified=True).created
+        return tier.put(encoded.key, encoded.parts, within=WITHIN).created
+
+    def work(seed: int) -> None:
+        draw = random.Random(seed)
+        try:
+            for _ in range(250):
+                encoded, wanted = draw.choice(made)
+                try:
+                    if draw.random() < 0.5:
+                        seen["created"] += store(encoded, draw.random() < 0.5)
+                    else:
+                        opened = open_verified(tier, wanted, within=WITHIN)
+                        assert bytes(opened.view.data) == encoded.to_bytes()
+                        opened.release()
+                        seen["read"] += 1
+                except (MissingObjectError, TierFullError) as error:
+                    seen[type(error).__name__] += 1
+                assert tier.used <= tier.cap
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not failures, failures
+    assert seen["read"] > 10 and seen["created"] > 4 + 10, "nothing was evicted"
+    assert tier.used == sum(tier.stat(key, within=WITHIN).size for key in tier.objects())
+    assert tier.counts.leases == 0

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import random
-import threading
-import time
-from collections import Counter
 from typing import ClassVar
 
 import numpy as np
@@ -73,45 +69,6 @@ def test_it_tells_what_came_and_went() -> None:
         ("here", names[0]), ("here", names[1]), ("gone", names[0]), ("here", names[2]), ("gone", names[2]),
         ("gone", names[1]),
     ]  # fmt: skip
-
-
-def test_reading_while_evicting_and_writing() -> None:
-    made = [sample(seed) for seed in range(12)]
-    memory = HostMemory(4 * made[0][0].size)
-    until = time.monotonic() + 0.8
-    seen = Counter[str]()
-    failures: list[BaseException] = []
-
-    def work(seed: int) -> None:
-        draw = random.Random(seed)
-        try:
-            while time.monotonic() < until:
-                encoded, wanted = draw.choice(made)
-                try:
-                    kind = draw.random()
-                    if kind < 0.3:
-                        memory.put(encoded.key, encoded.parts, within=5)
-                    elif kind < 0.5:
-                        memory.adopt(encoded.key, owned(encoded), verified=True)
-                    else:
-                        opened = open_verified(memory, wanted, within=5)
-                        assert bytes(opened.view.data) == encoded.to_bytes()
-                        opened.release()
-                        seen["read"] += 1
-                except (MissingObjectError, TierFullError) as error:
-                    seen[type(error).__name__] += 1
-                assert memory.used <= memory.cap
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(20)
-    assert not failures, failures
-    assert seen["read"] > 10 and memory.counts.evicted_objects > 10 and memory.counts.leases == 0
-    assert memory.used == sum(memory.stat(key, within=1).size for key in memory.objects())
 
 
 class MemoryBooks(RuleBasedStateMachine):
