@@ -45,8 +45,8 @@ class Ownership:
 
     async def proven(self) -> bool:
         """Whether the bucket bears this etcd's mark now. One without a mark proves nothing: it may be the wrong one."""
-        mark = await self._store.read(MARK)
-        return mark is not None and mark == await self._stored()
+        stored = await self._stored()
+        return stored is not None and stored == await self._store.read(MARK)
 
     async def adopt(self) -> None:
         """From now on it is this etcd's, and nobody else's."""
