@@ -50,6 +50,20 @@ def near(*ttfts: float, name: str = "r") -> pb.DecisionRecord:
     return recorded(policy.rank(name, options, ()), name)
 
 
+def test_a_part_of_a_ranking_is_no_ranking_of_its_own() -> None:
+    """Without its best the band of near ties reaches farther: a router that leaves some out ranks the rest anew."""
+    options = [
+        RankedCandidate(Candidate(f"w{i}", 1, "ab" * 32, tier, first_token_ms=ttft, ttft_ms=ttft))
+        for i, (tier, ttft) in enumerate([(Tier.RAM, 10.0), (Tier.GPU, 11.5), (Tier.GPU, 13.0)])
+    ]
+    left_over, anew = 0, 0
+    for name in (f"r{i}" for i in range(32)):
+        part = tuple(one for one in policy.rank(name, options, ()) if one.candidate.tier is Tier.GPU)
+        left_over += not replay(recorded(part, name)).same
+        anew += not replay(recorded(policy.rank(name, part, ()), name)).same
+    assert left_over and not anew
+
+
 def test_full_precision_is_needed() -> None:
     """Two candidates on the two sides of the band's edge, closer than 32 bits can tell."""
     best = 300.0

@@ -56,6 +56,8 @@ async def test_the_regular_course() -> None:
         for kind in ("predicted", "measured"):
             assert rig.metric("ttft_seconds_count", kind=kind, tier="none") == 1
         assert rig.metric("ttft_error_ratio_count", tier="none") == 1
+        off_ms = abs(decision.attempts[0].predicted_ttft_ms - decision.attempts[0].measured_ttft_ms)
+        assert rig.metric("ttft_error_seconds_sum", tier="none") == off_ms / 1_000
         assert rig.metric("plan_seconds_count") == rig.metric("rank_seconds_count") == 1
         assert rig.metric("workers") == rig.metric("links_up") == 1
 

@@ -76,7 +76,8 @@ async def test_a_catalog_killed_and_back(etcd_server: EtcdServer, s3_server: Sea
     try:
         async with scripted_worker("w0", Job.run) as worker, asyncio.TaskGroup() as tasks:
             worker.epoch = (await registered(stub, worker.endpoint)).epoch
-            service = Service(RouterSettings(listen="127.0.0.1:0", catalog=catalog.address), tasks)
+            wanted = RouterSettings(listen="127.0.0.1:0", catalog=catalog.address, decisions_interval_s=0.1)
+            service = Service(wanted, tasks)
             router = await assemble(service.settings, service, FAST)  # type: ignore[arg-type]
             counters = router.links.counters
             try:
@@ -94,6 +95,13 @@ async def test_a_catalog_killed_and_back(etcd_server: EtcdServer, s3_server: Sea
                     await eventually(lambda: counters.unlisted == 0 and counters.wanted == 1, "listed again")
                     await (await ingress.submit()).completed(4)
                     assert len(worker.tunnels) == 1 and worker.tunnels[0].closed is None
+                # What was decided while it was away is recorded too, once.
+                sent = router.batches.counters
+                await eventually(lambda: sent.waiting == 0 and sent.appended == 4, "decisions appended")
+                kept = await stub.ListDecisions(catalog_pb2.ListDecisionsRequest())
+                assert len(kept.records) == 4 == len({record.request_id for record in kept.records})
+                assert all(record.worker == "w0" and record.terms for record in kept.records)
+                assert sent.failures >= 1 and sent.dropped == 0
             finally:
                 await leave(service)
     finally:
