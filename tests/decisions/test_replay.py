@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 from google.protobuf.json_format import MessageToDict, ParseDict
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cli.decisions import replay as subject
@@ -18,7 +18,7 @@ from libs.contracts.segue.v1 import common_pb2
 from libs.controller import policy
 from libs.controller.knobs import PolicyKnobs
 from libs.controller.protocol import Candidate, RankedCandidate, Tier
-from tests.decisions.worlds import crowded, of_world, recorded
+from tests.decisions.worlds import crowded, of_many, of_world, recorded
 
 
 def stored(record: pb.DecisionRecord) -> pb.DecisionRecord:
@@ -36,10 +36,12 @@ def test_what_was_ranked_is_ranked_the_same(seed: int, avoid: bool) -> None:
         assert outcome.order == tuple(range(len(record.ranked)))
 
 
+@settings(max_examples=40)
 @given(seed=st.integers(0, 1_000))
 def test_a_ranking_that_was_cut_off_is_ranked_the_same(seed: int) -> None:
-    record = crowded(seed)
-    assert len(record.ranked) == 64 and replay(stored(record)).same
+    for record in (crowded(seed), of_many(seed)):
+        outcome = replay(stored(record))
+        assert len(record.ranked) == 64 and outcome.same, outcome.differences
 
 
 def near(*ttfts: float, name: str = "r") -> pb.DecisionRecord:

@@ -7,10 +7,22 @@ from dataclasses import replace
 
 from libs.contracts.segue.v1 import catalog_pb2 as pb
 from libs.controller import candidates
-from libs.controller.protocol import Candidate, DeclineReason, RankedCandidate, Tier, Timings, Usage
+from libs.controller.fleet import Fleet
+from libs.controller.policy import rank
+from libs.controller.protocol import (
+    Candidate,
+    DeclineReason,
+    Load,
+    Pages,
+    PrefillCost,
+    RankedCandidate,
+    Tier,
+    Timings,
+    Usage,
+)
 from libs.controller.router_effects import AttemptRecord, Decision, Outcome
 from services.router.decision_records import Circumstances, record_of
-from tests.controller.world import random_world
+from tests.controller.world import MODEL, a_request, heartbeat, observe, random_world
 
 
 def recorded(
@@ -60,4 +72,23 @@ def crowded(seed: int, workers: int = 200) -> pb.DecisionRecord:
         one = replace(base, worker=f"w{index}", queue_ms=queue, ttft_ms=queue + 105.0)
         options.append(RankedCandidate(one, (), queue))
     name = f"crowd-{seed}"
-    return recorded(candidates.rank(name, options, ())[:64], name)
+    return recorded(rank(name, options, ())[:64], name)
+
+
+def of_many(seed: int, workers: int = 150) -> pb.DecisionRecord:
+    """As the planner ranks a large, mostly idle fleet for a new prompt."""
+    rng = random.Random(seed)
+    fleet = Fleet()
+    costs = [rng.uniform(0.5, 0.52) for _ in range(3)]
+    beats = [
+        heartbeat(
+            f"w{index}",
+            load=Load(rng.choice([0.0, 0.0, 0.5, 1.0, 40.0]), pages=Pages(1_000, 1_000)),
+            prefill=(PrefillCost(8_192, rng.choice(costs)),),
+        )
+        for index in range(workers)
+    ]
+    observe(fleet, *beats)
+    request = a_request(rng.randint(30, 600), name=f"many-{seed}")
+    plan = candidates.plan(request, (candidates.variant(MODEL, request),), fleet, 0.0)
+    return recorded(plan.ranked, request.request_id)
