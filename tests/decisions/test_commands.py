@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
 import json
 import os
 import sys
@@ -18,6 +19,8 @@ from tests.decisions.worlds import of_world
 
 ROOT = Path(__file__).resolve().parents[2]
 NOW_MS = round(time.time() * 1_000)
+LATELY = dt.datetime.fromtimestamp(NOW_MS / 1_000 - 150, dt.UTC).isoformat()
+"""Before the newest three."""
 
 
 class Shell:
@@ -75,9 +78,9 @@ async def test_decisions_are_listed_by_request_time_worker_and_reason(catalog: R
     assert len(await segue.json("list", "--limit", "5")) == 5
     (one,) = await segue.json("list", "--request", records[3].request_id)
     assert one["request_id"] == records[3].request_id
-    recent = await segue.json("list", "--since", "150s")
+    recent = await segue.json("list", "--since", LATELY)
     assert [found["request_id"] for found in recent] == [record.request_id for record in reversed(records[-3:])]
-    assert len(await segue.json("list", "--until", "150s")) == len(records) - 3
+    assert len(await segue.json("list", "--until", LATELY)) == len(records) - 3
     worker = records[0].ranked[records[0].attempts[-1].choice].worker
     of_worker = {found["request_id"] for found in await segue.json("list", "--worker", worker)}
     assert of_worker == {r.request_id for r in records if worker in {r.ranked[a.choice].worker for a in r.attempts}}
@@ -120,7 +123,7 @@ async def test_replay_agrees_and_notices_what_the_policy_would_not_do(catalog: R
     assert "1 replayed, 0 different" in await segue("replay", records[0].request_id)
     said = await segue.json("replay", "--all")
     assert said == {"replayed": len(records), "skipped": {}, "different": []}
-    assert (await segue.json("replay", "--all", "--since", "150s"))["replayed"] == 3
+    assert (await segue.json("replay", "--all", "--since", LATELY))["replayed"] == 3
 
     # What a router with another policy would have recorded: its second choice first.
     other = pb.DecisionRecord()
