@@ -36,20 +36,21 @@ class MultipartUpload:
         etag = self._client._upload_part(self._bucket, self._key, cast("bytes", data), None, self._upload, number)
         return number, etag
 
-    def complete(self, parts: Sequence[Part]) -> str:
-        """Makes the object visible unless its key exists (412); its ETag."""
+    def complete(self, parts: Sequence[Part], *, over: bool) -> str:
+        """Makes the object visible, unless its key exists (412) and is not to be written `over`; its ETag."""
         element = Element("CompleteMultipartUpload")
         for number, etag in sorted(parts):
             tag = SubElement(element, "Part")
             SubElement(tag, "PartNumber", str(number))
             SubElement(tag, "ETag", f'"{etag}"')
         body = getbytes(element)
+        condition = {} if over else {"If-None-Match": "*"}
         response = self._client._execute(
             "POST",
             self._bucket,
             self._key,
             body=body,
-            headers={"Content-Type": _XML, "Content-MD5": cast("str", md5sum_hash(body)), "If-None-Match": "*"},
+            headers={"Content-Type": _XML, "Content-MD5": cast("str", md5sum_hash(body)), **condition},
             query_params={"uploadId": self._upload},
         )
         return _etag(response.data)

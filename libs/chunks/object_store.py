@@ -6,7 +6,9 @@ and never outlive it. Errors are typed by what one can do about them. Nothing is
 refused here, any other difference by its content id.
 
 `put` is put-if-absent (If-None-Match: *). The client has no public call for it, so exactly one function uses its
-private `_put_object`: `_put_if_absent`; and `multipart` its calls for parts.
+private `_put_object`: `_put_over`; and `multipart` its calls for parts. A key names its content, so what lies under
+it with another size is no one's: some stores keep an empty object of a writer that died in the middle. It is written
+over, never removed first: whoever else does the same writes the same bytes.
 """
 
 from __future__ import annotations
@@ -74,6 +76,7 @@ class ObjectStoreCounts:
     gets: int = _counter("Objects read")
     puts: int = _counter("Objects written by this process")
     existed: int = _counter("Objects that were there already when they were to be written")
+    replaced: int = _counter("Objects of another size under a key, written over")
     read_bytes: int = _counter("Bytes read")
     written_bytes: int = _counter("Bytes written")
     failed: int = _counter("Calls that failed, retries used up")
@@ -241,7 +244,7 @@ class ObjectStore:
     # ---------------------------------------------------------------------------------------------------------- writing
 
     def put(self, key: ObjectKey, parts: Parts, *, within: float) -> Stored:
-        """See `Tier.put`. Raises OtherObjectError where something of another size lies under the key."""
+        """See `Tier.put`. Raises OtherObjectError where something of another size lies under the key and stays."""
         body = parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
         stored = self._put(key.text, body, within)
         if stored.created:
@@ -253,25 +256,33 @@ class ObjectStore:
 
     def _put(self, key: str, body: bytes | memoryview, within: float) -> Stored:
         deadline = Deadline(within)
-        size = len(body)
-        if size > self._part_bytes:
-            etag = self._put_parts(key, memoryview(body), deadline)
-        else:
-            etag = self._call(f"put of {key}", deadline.left, None, lambda: self._put_if_absent(key, body))
+        etag = self._write(key, body, deadline, over=False)
         if etag is not None:
-            return Stored(size, etag, created=True)
+            return Stored(len(body), etag, created=True)
         found = self._stat(key, max(1.0, deadline.left))
-        if found is None or found.size != size:
+        if found is not None and found.size != len(body):
+            self._write(key, body, deadline, over=True)
+            self.counts.replaced += 1
+            found = self._stat(key, max(1.0, deadline.left))
+        if found is None or found.size != len(body):
             raise OtherObjectError(
-                f"{key} exists with {found and found.size} bytes where {size} were to be written",
-                remedy="remove that object; `segue cache verify` finds such",
+                f"{key} exists with {found and found.size} bytes where {len(body)} were written",
+                remedy="see whether the bucket lets objects be replaced; `segue cache verify` finds such",
             )
         return found
 
-    def _put_parts(self, key: str, body: memoryview, deadline: Deadline) -> str | None:
+    def _write(self, key: str, body: bytes | memoryview, deadline: Deadline, *, over: bool) -> str | None:
+        """The ETag, or None if the key exists and is not to be written `over`."""
+        if len(body) > self._part_bytes:
+            return self._put_parts(key, memoryview(body), deadline, over=over)
+        if over:
+            return self._call(f"put of {key}", deadline.left, None, lambda: self._put_over(key, body))
+        return self._call(f"put of {key}", deadline.left, None, lambda: self._put_if_absent(key, body))
+
+    def _put_parts(self, key: str, body: memoryview, deadline: Deadline, *, over: bool) -> str | None:
         """As `_put_if_absent`, in parts. Asks first: the parts of what is there already need not travel."""
         what = f"put of {key}"
-        if self._stat(key, deadline.left) is not None:
+        if not over and self._stat(key, deadline.left) is not None:
             return None
         upload = self._call(what, deadline.left, None, lambda: MultipartUpload(self._client, self.bucket, key))
         failed = threading.Event()
@@ -288,7 +299,7 @@ class ObjectStore:
 
         def complete(parts: list[Part]) -> str | None:
             try:
-                return upload.complete(parts)
+                return upload.complete(parts, over=over)
             except Exception as error:
                 if is_precondition_failed(error):
                     return None
@@ -313,15 +324,19 @@ class ObjectStore:
     def _put_if_absent(self, key: str, body: bytes | memoryview) -> str | None:
         """The ETag, or None if the key exists. A conflict with a write under way is a retryable failure."""
         try:
-            # Typed as bytes; any buffer does.
-            result = self._client._put_object(self.bucket, key, cast("bytes", body), {"If-None-Match": "*"})
+            return self._put_over(key, body, {"If-None-Match": "*"})
         except Exception as error:
             if is_precondition_failed(error):
                 return None
             if is_conflict(error):
                 raise UnreachableError(f"{key} is being written by another", remedy="try again") from error
             raise
-        return str(result.etag)
+
+    def _put_over(
+        self, key: str, body: bytes | memoryview, headers: dict[str, str | list[str] | tuple[str]] | None = None
+    ) -> str:
+        # Typed as bytes; any buffer does.
+        return str(self._client._put_object(self.bucket, key, cast("bytes", body), headers or {}).etag)
 
     def remove(self, key: ObjectKey, *, within: float) -> None:
         """See `Tier.remove`."""
