@@ -218,6 +218,10 @@ class ObjectStore:
         """Whether it was there or not. Raises StoreError."""
         await self._run("remove", lambda: self._client.remove_object(self.target.bucket, key))
 
+    async def put(self, key: str, body: bytes) -> None:
+        """For keys that name their content: anything else there was left by a writer that died. Raises StoreError."""
+        await self._run("put", lambda: self._client._put_object(self.target.bucket, key, body, {}))
+
     async def put_if_absent(self, key: str, body: bytes) -> None:
         """Leaves what is there alone. Raises StoreError."""
         await self._run("put", lambda: self._put_if_absent(key, body))

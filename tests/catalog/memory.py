@@ -207,6 +207,10 @@ class MemoryStore:
         await self.hook()
         self.objects.pop(key, None)
 
+    async def put(self, key: str, body: bytes) -> None:
+        await self.hook()
+        self.objects[key] = (body, self.now_ms())
+
     async def put_if_absent(self, key: str, body: bytes) -> None:
         await self.hook()
         self.objects.setdefault(key, (body, self.now_ms()))

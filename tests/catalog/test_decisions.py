@@ -124,6 +124,10 @@ async def test_a_damaged_batch_is_reported_and_passed_over(catalog: Rig) -> None
     found = await catalog.stub.ListDecisions(pb.ListDecisionsRequest())
     assert [r.request_id for r in found.records] == ["kept"]
     assert catalog.metric("segue_catalog_unreadable_decisions_total") == 1
+    # Sealed once more, it takes the place of whatever a writer that died has left there.
+    again = await catalog.stub.AppendDecisions(pb.AppendDecisionsRequest(records=[completed("lost", 2_000)]))
+    found = await catalog.stub.ListDecisions(pb.ListDecisionsRequest())
+    assert again.key == lost.key and {r.request_id for r in found.records} == {"kept", "lost"}
 
 
 @given(data=st.data())

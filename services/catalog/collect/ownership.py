@@ -7,6 +7,7 @@ Where they differ, objects without facts are left alone until a rebuild has publ
 it anew.
 
 etcd is marked before the bucket: a crash in between leaves a bucket without a mark, which the next attempt gives it.
+An empty mark (some stores keep the empty object of a writer that died) is nobody's, until a rebuild.
 """
 
 from __future__ import annotations

@@ -103,7 +103,7 @@ class Decisions:
         day = day_text(min(today, max(day_of(first_ms), today - 1)))
         batch = f"{first_ms:0{_MS_DIGITS}d}-{digest[:32]}"
         key = object_key(day, batch)
-        await self._store.put_if_absent(key, body)
+        await self._store.put(key, body)
         index = {
             "blake3": digest,
             "count": len(ordered),
