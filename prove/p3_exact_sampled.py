@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 
 from prove import paths
+from prove.exactness import Docket, outcome
 from prove.judging import Judge
-from prove.p3_exact import Docket, outcome
 from prove.prose import Prose
 from prove.report import Claim, Outcome, Size
 from prove.stage import Stage

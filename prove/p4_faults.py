@@ -247,7 +247,7 @@ class _Scene:
                 data[len(data) // 2] ^= 1
                 flipped += 1
         assert flipped, "nothing in memory to flip"
-        await paths.flood(bench, self._prose, history, 600)
+        await paths.flood(bench, self._prose)
         assert not bench.resident(history.processed, history.salt), "its pages are still there"
 
     async def _forge(self, history: History) -> History:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -26,6 +26,7 @@ from prove.worker_bench import Ask, Bench, Exchange, NotInTimeError, fresh_salt
 from services.worker.runtime.grammars import MaskFactory
 
 CHUNK = 256
+_FLOOD = 16
 _ENDLESS = 2
 _FOUND_WITHIN_S = 30.0
 
@@ -95,17 +96,27 @@ async def cold(bench: Bench, prompt: Sequence[int], new: int, salt: str | None =
     return found
 
 
-async def with_strangers(bench: Bench, prompts: Sequence[Sequence[int]], new: int, lanes: int) -> list[Played]:
-    """Other tenants' requests in the other lanes: each other's, and some that come without end and are not judged."""
-    judged: list[Exchange] = []
+async def with_strangers(
+    bench: Bench,
+    prompts: Sequence[Sequence[int]],
+    new: int,
+    lanes: int,
+    ended: Callable[[Played], Awaitable[None]],
+) -> None:
+    """Other tenants' requests in the other lanes: each other's, and some that come without end and are not judged.
+
+    `ended` is called with each; what it missed is known when this returns.
+    """
+    judged: list[Played] = []
     others: list[Exchange] = []
     gate = asyncio.Semaphore(max(1, lanes - _ENDLESS))
 
     async def one(prompt: Sequence[int]) -> None:
         async with gate:
             exchange = await bench.accepted(Ask(prompt, new, fresh_salt()))
-            judged.append(exchange)
-            await exchange.completed()
+            played = _played("batched", await exchange.completed())
+            judged.append(played)
+            await ended(played)
 
     async def endless(first: int) -> None:
         for number in itertools.count(first):
@@ -125,14 +136,13 @@ async def with_strangers(bench: Bench, prompts: Sequence[Sequence[int]], new: in
         for exchange in others:
             exchange.cancel()
             await exchange.finished()
-    found = [_played("batched", exchange) for exchange in judged]
-    spans = [(one, one.arrivals[0], one.arrivals[-1]) for one in [*judged, *others] if one.arrivals]
-    for played in found:
+    every = [*(played.exchange for played in judged), *others]
+    spans = [(one, one.arrivals[0], one.arrivals[-1]) for one in every if one.arrivals]
+    for played in judged:
         mine = played.exchange.arrivals
         company = sum(one is not played.exchange and one_at < mine[-1] and mine[0] < end for one, one_at, end in spans)
         played.require("another request decoding beside it", company > 0)
         played.expect("cached tokens", played.exchange.usage.cached_tokens, 0)
-    return found
 
 
 async def resident(bench: Bench, history: History, more: Sequence[int], new: int) -> Played:
@@ -151,7 +161,7 @@ async def partial(bench: Bench, history: History, draw: random.Random, more: Seq
     boundary = len(history.processed) // CHUNK * CHUNK
     # A continuation may also begin at a turn's end, rounded down to a tail's length: less than that is kept.
     end = len(history.processed) // 16 * 16
-    keep = draw.randint(boundary + 1, end - 1) if end > boundary + 1 else boundary + 1
+    keep = draw.randint(boundary + 1, end - 1) if end > boundary + 1 else boundary
     # The token after what is kept must differ, or more is shared than meant.
     other = [token for token in more if token != history.tokens[keep]] or list(more)
     found = _played("partial", await bench.run(Ask([*history.tokens[:keep], *other], new, history.salt)))
@@ -193,7 +203,7 @@ async def restored(bench: Bench, history: History, tier: Tier, more: Sequence[in
 
 async def from_memory(bench: Bench, prose: Prose, history: History, more: Sequence[int], new: int) -> Played:
     """Its pages went to others; host memory still has what was checkpointed. No file and no store is read."""
-    await flood(bench, prose, history, 600)
+    await flood(bench, prose)
     counts = bench.storage.counts
     files, gets = counts.directory.read_bytes if counts.directory else 0, counts.store.gets
     found = await restored(bench, history, Tier.RAM, more, new)
@@ -239,19 +249,19 @@ async def from_peer(bench: Bench, history: History, peer: PeerServer, more: Sequ
     return found
 
 
-async def flood(bench: Bench, prose: Prose, history: History, length: int, most: int = 400) -> None:
-    """Other requests until nothing of the history is resident."""
-    for _ in range(most):
-        if bench.resident(history.processed, history.salt) == 0:
-            return
-        await bench.run(Ask(prose.prompt(length), 1, fresh_salt()))
+async def flood(bench: Bench, prose: Prose) -> None:
+    """Another request reserves every page there is, and is cancelled at once: what was at rest has lost its own."""
+    budget = bench.engine.model.max_context - _FLOOD
+    exchange = await bench.accepted(Ask(prose.prompt(_FLOOD), budget, fresh_salt()))
+    exchange.cancel()
+    await exchange.finished()
 
 
 async def evicted(
     bench: Bench, prose: Prose, history: History, more: Sequence[int], new: int, *, chain: bool
 ) -> Played:
     """Its pages, there since this process began, went to others; it is brought back from disk, or computed anew."""
-    await flood(bench, prose, history, 600)
+    await flood(bench, prose)
     gone = bench.evicted().get("capacity", 0)
     if chain:
         found = await restored(bench, history, Tier.SSD, more, new)
