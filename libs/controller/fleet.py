@@ -3,8 +3,9 @@
 Fed by discovery (`observe`, `forget`), by offer replies (fresh counts) and by the router machine's accounting effects
 (`Booked`, `Accepted`, `Unbooked`, `Measured`). Pure; times in ms on the router's clock.
 
-Between heartbeats the router adds what it has itself assigned, in predicted milliseconds. A booking stays until it
-ends or until a heartbeat arrives that must contain it: one that came `settle_ms` after the acceptance.
+Between heartbeats the router adds what it has itself assigned, in predicted milliseconds, and takes the prefix that the
+assignment computes for INFLIGHT there. A booking stays until it ends or until a heartbeat arrives that must contain it:
+one that came `settle_ms` after the acceptance.
 """
 
 from __future__ import annotations
@@ -17,6 +18,14 @@ from libs.controller.policy import Corrections, work_ms
 from libs.controller.protocol import AssignmentId, Candidate, Gone, Heartbeat, Load, OfferReply, Tier, TierCost
 from libs.controller.residency import ResidencyIndex
 from libs.controller.router_effects import Accepted, Booked, Measured, Unbooked
+from libs.controller.sources import Places
+from libs.controller.table import Table
+
+_CHAINS = 4_096  # planned requests whose chains are remembered until they are booked
+
+
+Boundaries = tuple[tuple[int, ...], tuple[int, ...]]
+"""Of a chain's chunks: keys in the residency index, and ends."""
 
 
 @dataclass(slots=True)
@@ -26,6 +35,7 @@ class Booking:
     work_ms: float
     pages: int
     accepted_ms: float | None = None
+    assumed: tuple[tuple[int, float], ...] = ()  # boundaries it computes: key and arrival
 
 
 @dataclass(slots=True)
@@ -49,6 +59,11 @@ class WorkerView:
         """Predicted wait of one more assignment."""
         return self.load.queue_ms + self.booked_ms
 
+    @property
+    def free_pages(self) -> int:
+        """Predicted to be free now."""
+        return max(0, self.load.pages.free - self.booked_pages)
+
 
 class Fleet:
     """See the module."""
@@ -57,9 +72,13 @@ class Fleet:
         self.knobs = knobs
         self.index = ResidencyIndex()
         self.corrections = Corrections(knobs)
+        self.places = Places(self._slot_of_node)
         self._views: dict[str, WorkerView] = {}
         self._by_node: dict[str, str] = {}  # chunk directory -> worker that claims it
         self._booked: dict[AssignmentId, str] = {}
+        self._table = Table(knobs)
+        self._stale: set[str] = set()  # workers whose columns are
+        self._chains: dict[tuple[str, str], Boundaries] = {}
 
     def view(self, worker: str) -> WorkerView | None:
         """What is known of a worker now."""
@@ -73,6 +92,26 @@ class Fleet:
         """The worker that claims a chunk directory."""
         return self._by_node.get(node)
 
+    def table(self) -> Table:
+        """The columns, as of now."""
+        if self.corrections.changed:
+            self._stale |= self.corrections.changed
+            self.corrections.changed.clear()
+        if self._stale:
+            for worker in self._stale:
+                view = self._views.get(worker)
+                if view is not None:
+                    self._table.write(self.index.slot(worker), view, self.corrections.of(worker))
+            self._stale.clear()
+        return self._table
+
+    def planned(self, request_id: str, fingerprint: str, boundaries: Boundaries) -> None:
+        """The chain of a request that may be booked next: every chunk's key and end."""
+        self._chains.pop((request_id, fingerprint), None)
+        self._chains[request_id, fingerprint] = boundaries
+        if len(self._chains) > _CHAINS:
+            del self._chains[next(iter(self._chains))]
+
     def observe(self, observed: Observed, now_ms: float) -> None:
         """An accepted heartbeat."""
         heartbeat = observed.heartbeat
@@ -84,15 +123,19 @@ class Fleet:
             self.index.apply(heartbeat, now_ms, observed.reset)
         elif observed.reset:
             self.index.forget(heartbeat.worker)
+        self.index.slot(heartbeat.worker)
         view = WorkerView(heartbeat, heartbeat.load, {cost.tier: cost for cost in heartbeat.tiers})
         if old is not None:
             view.bookings = old.bookings
             self._settle(view, now_ms)
             if old.heartbeat.node != heartbeat.node:
                 self._by_node.pop(old.heartbeat.node, None)
-        if heartbeat.node:
+                self.places.moved()
+        if heartbeat.node and self._by_node.get(heartbeat.node) != heartbeat.worker:
             self._by_node[heartbeat.node] = heartbeat.worker
+            self.places.moved()
         self._views[heartbeat.worker] = view
+        self._stale.add(heartbeat.worker)
 
     def forget(self, forgotten: Forgotten) -> None:
         """A worker process is gone."""
@@ -110,6 +153,7 @@ class Fleet:
         if booking is not None and reply.accepted:
             booking.pages = 0
         self._settle(view, now_ms)
+        self._stale.add(worker)
 
     def missed(self, candidate: Candidate) -> None:
         """The worker does not hold what the candidate counted on; its next heartbeat says what else has changed."""
@@ -122,6 +166,7 @@ class Fleet:
                 view = self._views.get(effect.candidate.worker)
                 if view is not None and view.heartbeat.epoch == effect.candidate.epoch:
                     booking = Booking(work_ms(effect.candidate), effect.candidate.needed_pages)
+                    booking.assumed = self._assume(effect.assignment, effect.candidate, now_ms)
                     view.bookings[effect.assignment] = booking
                     self._sum(view)
                     self._booked[effect.assignment] = effect.candidate.worker
@@ -138,7 +183,9 @@ class Fleet:
         view = self._views.get(self._booked.pop(assignment, ""))
         if view is None:
             return
-        view.bookings.pop(assignment, None)
+        booking = view.bookings.pop(assignment, None)
+        if booking is not None:
+            self._unassume(view.worker, booking)
         self._sum(view)
 
     def _settle(self, view: WorkerView, now_ms: float) -> None:
@@ -147,18 +194,52 @@ class Fleet:
             if booking.accepted_ms is not None and now_ms >= booking.accepted_ms + self.knobs.settle_ms:
                 del view.bookings[assignment]
                 self._booked.pop(assignment, None)
+                self._unassume(view.worker, booking)
         self._sum(view)
+
+    def _assume(self, assignment: AssignmentId, candidate: Candidate, now_ms: float) -> tuple[tuple[int, float], ...]:
+        """What an assignment will compute is on its way to the worker's pages, each boundary with its arrival."""
+        boundaries = self._chains.pop((assignment.request_id, candidate.fingerprint), None)
+        slot = self.index.slot_of(candidate.worker)
+        if boundaries is None or slot is None:
+            return ()
+        begins = now_ms + max(candidate.queue_ms, candidate.load_ms) + candidate.restore_ms
+        per_token, cached = candidate.prefill_ms_per_token, candidate.cached_tokens
+        assumed = [
+            (key, begins + max(0, end - cached) * per_token)
+            for key, end in zip(*boundaries, strict=True)
+            if not self.index.gpu.get(key, 0) >> slot & 1
+        ]
+        for key, arrival in assumed:
+            self.index.assume(slot, key, arrival)
+        return tuple(assumed)
+
+    def _unassume(self, worker: str, booking: Booking) -> None:
+        slot = self.index.slot_of(worker)
+        if slot is not None:
+            for key, arrival in booking.assumed:
+                self.index.unassume(slot, key, arrival)
+
+    def _slot_of_node(self, node: str) -> int | None:
+        worker = self._by_node.get(node)
+        return None if worker is None else self.index.slot_of(worker)
 
     def _sum(self, view: WorkerView) -> None:
         # Summed anew, not adjusted: floats must not drift.
         view.booked_ms = sum(booking.work_ms for booking in view.bookings.values())
         view.booked_pages = sum(booking.pages for booking in view.bookings.values())
+        self._stale.add(view.worker)
 
     def _drop(self, worker: str) -> None:
         view = self._views.pop(worker)
-        for assignment in view.bookings:
+        for assignment, booking in view.bookings.items():
             self._booked.pop(assignment, None)
+            self._unassume(worker, booking)
         if self._by_node.get(view.heartbeat.node) == worker:
             del self._by_node[view.heartbeat.node]
-        self.index.forget(worker)
+        slot = self.index.slot_of(worker)
+        if slot is not None:
+            self._table.clear(slot)
+        self.index.release(worker)
         self.corrections.forget(worker)
+        self.places.moved()

@@ -61,7 +61,8 @@ class PolicyKnobs:
     default_first_token_ms: float = 50.0
     default_bytes_per_ms: float = 1e6  # 1 GB/s, of a tier that has measured nothing yet
     default_latency_ms: float = 1.0
-    considered: int = 64  # workers without residency that are scored, best by a lower bound
+    considered: int = 32  # workers scored exactly, best by a bound: so many that hold something, so many that do not
+    peers_named: int = 8  # peers with a chunk in memory that an offer names
     tail_parents: int = 4  # chunk ends after which resident tails are looked for
 
 

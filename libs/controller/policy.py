@@ -16,11 +16,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from blake3 import blake3
 
 from libs.controller.knobs import POLICY_KNOBS, PolicyKnobs
 from libs.controller.protocol import Candidate, DecodeCost, PrefillCost, RankedCandidate, TierCost, Timings
+
+_WORD = 2**64 - 1
+MIX_ADD, MIX_FIRST, MIX_SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 
 @dataclass(slots=True)
@@ -38,6 +42,7 @@ class Corrections:
 
     def __init__(self, knobs: PolicyKnobs = POLICY_KNOBS) -> None:
         self.knobs = knobs
+        self.changed: set[str] = set()  # workers whose ratios are not what they were when this was last emptied
         self._by_worker: dict[str, Correction] = {}
 
     def of(self, worker: str) -> Correction:
@@ -47,12 +52,14 @@ class Corrections:
     def forget(self, worker: str) -> None:
         """A new process measures anew."""
         self._by_worker.pop(worker, None)
+        self.changed.add(worker)
 
     def learn(self, candidate: Candidate, timings: Timings) -> None:
         """One completed attempt. Predictions in `candidate` carry the corrections they were made with."""
         if candidate.queue_ms > self.knobs.overload_queue_ms:
             return
         entry = self._by_worker.setdefault(candidate.worker, Correction())
+        self.changed.add(candidate.worker)
         entry.queue = self._next(entry.queue, candidate.queue_ms, timings.queue_ms)
         entry.restore = self._next(entry.restore, candidate.load_ms + candidate.restore_ms, timings.restore_ms)
         prefill = candidate.compute_tokens * candidate.prefill_ms_per_token
@@ -73,13 +80,16 @@ class Corrections:
 _NEUTRAL = Correction()
 
 
+def predicted_ms(queue_ms: float, load_ms: float, restore_ms: float, prefill_ms: float, first_token_ms: float) -> float:
+    """The formula."""
+    return max(queue_ms, load_ms) + restore_ms + prefill_ms + first_token_ms
+
+
 def ttft_ms(candidate: Candidate) -> float:
     """The formula, over a candidate's terms (already corrected)."""
-    return (
-        max(candidate.queue_ms, candidate.load_ms)
-        + candidate.restore_ms
-        + candidate.compute_tokens * candidate.prefill_ms_per_token
-        + candidate.first_token_ms
+    prefill_ms = candidate.compute_tokens * candidate.prefill_ms_per_token
+    return predicted_ms(
+        candidate.queue_ms, candidate.load_ms, candidate.restore_ms, prefill_ms, candidate.first_token_ms
     )
 
 
@@ -103,10 +113,51 @@ def work_ms(candidate: Candidate) -> float:
     return candidate.restore_ms + candidate.compute_tokens * candidate.prefill_ms_per_token + candidate.first_token_ms
 
 
-def rendezvous(request_id: str, worker: str) -> bytes:
+@lru_cache(maxsize=65_536)
+def name_hash(name: str) -> int:
+    """64 bits of a request's or worker's name, equal in every process."""
+    return int.from_bytes(blake3(name.encode()).digest(8), "little")
+
+
+def mixed(value: int) -> int:
+    """A bijection of 64 bits in which every bit hangs on every other (the finalizer of SplitMix64, Steele et al. 2014).
+    `candidates` does the same to whole columns.
+    """
+    value = (value + MIX_ADD) & _WORD
+    value = ((value ^ (value >> 30)) * MIX_FIRST) & _WORD
+    value = ((value ^ (value >> 27)) * MIX_SECOND) & _WORD
+    return value ^ (value >> 31)
+
+
+def rendezvous(request_id: str, worker: str) -> int:
     """Orders workers differently for each request, equally in every process."""
-    name = request_id.encode()
-    return blake3(len(name).to_bytes(4, "little") + name + worker.encode()).digest(8)
+    return mixed(name_hash(request_id) ^ name_hash(worker))
+
+
+Score = tuple[bool, float, str, int, int, str]
+"""What a candidate is ranked by: to be avoided, ttft_ms, worker, tier, cached tokens, fingerprint."""
+
+
+def order(request_id: str, scores: Sequence[Score], knobs: PolicyKnobs = POLICY_KNOBS) -> list[int]:
+    """Indices of the scores, best first. Total and deterministic, whatever the order of `scores`."""
+    ordered = sorted(range(len(scores)), key=scores.__getitem__)
+    if not ordered:
+        return []
+    shunned, best_ms, *_ = scores[ordered[0]]
+    limit = band_ms(best_ms, knobs)
+    near = 1
+    while near < len(ordered) and scores[ordered[near]][1] <= limit and scores[ordered[near]][0] == shunned:
+        near += 1
+    if near == 1:
+        return ordered
+    # Within the band the worker is drawn by hash; of one worker's own candidates the quickest stays first.
+    band = sorted(ordered[:near], key=lambda index: rendezvous(request_id, scores[index][2]))
+    return band + ordered[near:]
+
+
+def band_ms(best_ms: float, knobs: PolicyKnobs) -> float:
+    """Up to where a prediction is as good as the best."""
+    return best_ms + max(best_ms * knobs.near_tie_ratio, knobs.near_tie_ms)
 
 
 def rank(
@@ -114,33 +165,20 @@ def rank(
 ) -> tuple[RankedCandidate, ...]:
     """Best first. Workers in `avoid` come behind all others. Total and deterministic, whatever the input's order."""
     shunned = frozenset(avoid)
+    scores = [score_of(option.candidate, shunned) for option in options]
+    return tuple(options[index] for index in order(request_id, scores, knobs))
 
-    def key(option: RankedCandidate) -> tuple[bool, float, str, int, int, str]:
-        candidate = option.candidate
-        return (
-            candidate.worker in shunned,
-            candidate.ttft_ms,
-            candidate.worker,
-            candidate.tier,
-            candidate.cached_tokens,
-            candidate.fingerprint,
-        )
 
-    ordered = sorted(options, key=key)
-    if not ordered:
-        return ()
-    first = ordered[0].candidate
-    limit = first.ttft_ms + max(first.ttft_ms * knobs.near_tie_ratio, knobs.near_tie_ms)
-    near = 1
-    while (
-        near < len(ordered)
-        and ordered[near].candidate.ttft_ms <= limit
-        and (ordered[near].candidate.worker in shunned) == (first.worker in shunned)
-    ):
-        near += 1
-    # Within the band the worker is drawn by hash; of one worker's own candidates the quickest stays first.
-    band = sorted(ordered[:near], key=lambda option: rendezvous(request_id, option.candidate.worker))
-    return tuple(band + ordered[near:])
+def score_of(candidate: Candidate, shunned: frozenset[str]) -> Score:
+    """A candidate's place before near ties are drawn."""
+    return (
+        candidate.worker in shunned,
+        candidate.ttft_ms,
+        candidate.worker,
+        candidate.tier,
+        candidate.cached_tokens,
+        candidate.fingerprint,
+    )
 
 
 def prefill_cost(table: Sequence[PrefillCost], context: int, knobs: PolicyKnobs = POLICY_KNOBS) -> float:

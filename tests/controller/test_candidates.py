@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from libs.continuation import chain as chains
 from libs.continuation import layout as layouts
 from libs.controller import candidates
-from libs.controller.catalog_facts import LayerGroup
+from libs.controller.catalog_facts import Chunk, LayerGroup
 from libs.controller.knobs import POLICY_KNOBS
 from libs.controller.policy import decode_cost, prefill_cost, stretched, transfer_ms
 from libs.controller.protocol import Load, Pages, PrefillCost, Resident, Tier, TierCost
@@ -53,7 +53,7 @@ def naive_best(world: World) -> dict[str, float]:
     known = {node.chunk.hash for node in nodes}
     if entry.tail is None:
         spans += [
-            candidates.Chunk(link.hash, link.parent, link.start, link.end)
+            Chunk(link.hash, link.parent, link.start, link.end)
             for link in entry.chain.chunks
             if link.hash not in known
         ]
@@ -160,7 +160,7 @@ def test_the_best_of_every_worker_is_what_a_naive_search_finds(seed: int) -> Non
 
 
 def test_the_naive_search_notices_a_broken_window_rule(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("libs.controller.sources.first_needed", lambda group, boundary: 0)
+    monkeypatch.setattr("libs.controller.sources.first_needed", lambda group, boundaries: boundaries * 0)
     with pytest.raises(AssertionError):
         test_the_best_of_every_worker_is_what_a_naive_search_finds()
 
@@ -271,7 +271,7 @@ def test_many_idle_workers_are_bounded_and_the_resident_one_is_found() -> None:
             )
         observe(fleet, beat)
     plan = candidates.plan(request, [entry], fleet, 0.0)
-    assert plan.ranked[0].candidate.worker == "w399" and len(plan.ranked) == POLICY_KNOBS.ranked
+    assert plan.ranked[0].candidate.worker == "w399" and len(plan.ranked) == 2 + POLICY_KNOBS.considered
     counts = {p.reason: p.count for p in plan.pruned}
     assert counts["bound"] == 399 - POLICY_KNOBS.considered
 

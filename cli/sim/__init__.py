@@ -1,0 +1,1 @@
+"""`segue sim`: the cluster's decisions under logical time."""

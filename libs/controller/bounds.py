@@ -1,0 +1,233 @@
+"""From all workers to the few that are scored exactly: prefixes, feasibility and a bound, in columns. Pure.
+
+The bound of a worker is what its best candidate could be at most as good as: everything it has of the chain in its own
+tiers at no cost, or the whole of what all can restore from peers and the store at the worker's own costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+import numpy as np
+
+from libs.continuation import chain as chains
+from libs.controller import policy
+from libs.controller import table as rows
+from libs.controller.knobs import PolicyKnobs
+from libs.controller.protocol import GenerationRequest
+from libs.controller.residency import ResidencyIndex, bits, key_of
+from libs.controller.sources import Link, Sources
+from libs.controller.table import Flags, Floats, Hashes, Ints, Table
+
+_COMING = 4  # boundaries of running prefills that are tried at one worker, the longest
+_FEW = 8  # holders that are quicker set one by one
+_GPU = 4  # the place of staging in a table's tiers
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict(Generic[T]):
+    """Who is left, and how many are out for which reason. `looked_at`: workers seen for the first time."""
+
+    left: T
+    out: dict[str, int]
+    looked_at: int = 0
+
+
+@dataclass(slots=True)
+class Prefixes:
+    """How much of one chain each worker has. By slot; `names`: device boundary -> its name."""
+
+    size: int
+    device: Ints = field(init=False)  # the longest boundary in device pages
+    own: Ints = field(init=False)  # in any tier of its own, running prefills included
+    names: dict[int, str] = field(default_factory=dict)
+    coming: dict[int, list[tuple[int, str, float]]] = field(default_factory=dict)  # boundary, name, arrival
+
+    def __post_init__(self) -> None:
+        self.device = np.zeros(self.size, np.int64)
+        self.own = np.zeros(self.size, np.int64)
+
+    def find(
+        self,
+        request: GenerationRequest,
+        chain: chains.Chain,
+        links: Sequence[Link],
+        sources: Sources,
+        index: ResidencyIndex,
+        knobs: PolicyKnobs,
+    ) -> None:
+        """One pass over the chain, from the longest boundary down."""
+        self._find_lower(links, sources)
+        runs = self._find_resident(chain, index)
+        if index.tail_ends:
+            self._find_tails(request, chain, runs[: knobs.tail_parents], index)
+        np.maximum(self.own, self.device, out=self.own)
+        for slot, boundaries in self.coming.items():
+            self.own[slot] = max(self.own[slot], max(boundaries)[0])
+
+    def _find_lower(self, links: Sequence[Link], sources: Sources) -> None:
+        """By the catalog's nodes, whose tail may lie inside the chain's next chunk."""
+        seen, last = 0, 0
+        for position in range(len(links) - 1, -1, -1):
+            holders = sources.local(position)
+            if holders != last:
+                last = holders
+                fresh = holders & ~seen
+                if fresh:
+                    _assign(self.own, fresh, links[position].end)
+                    seen |= fresh
+
+    def _find_resident(self, chain: chains.Chain, index: ResidencyIndex) -> list[tuple[str, int]]:
+        """Returns the chunks where somebody's run ends."""
+        runs: list[tuple[str, int]] = []
+        moving = bool(index.coming or index.assumed)
+        seen, last, remembered = 0, 0, False
+        for node in reversed(chain.chunks):
+            key = key_of(node.hash)
+            holders = index.gpu.get(key, 0)
+            if holders is not last and holders:
+                last = holders
+                fresh = holders & ~seen
+                if fresh:
+                    _assign(self.device, fresh, node.end)
+                    self.names[node.end] = node.hash
+                    seen |= fresh
+                    runs.append((node.hash, node.end))
+            if not remembered and key in index.ram:
+                remembered = True
+                if not runs or runs[-1][1] != node.end:
+                    runs.append((node.hash, node.end))
+            if moving:
+                for slot, arrival in index.arrivals(key):
+                    self._note(slot, node.end, node.hash, arrival)
+        return runs
+
+    def _find_tails(
+        self, request: GenerationRequest, chain: chains.Chain, runs: list[tuple[str, int]], index: ResidencyIndex
+    ) -> None:
+        """A resident prefix may end inside the next chunk."""
+        for parent, start in dict.fromkeys([(chain.head, chain.full_end), *runs, (chain.base, 0)]):
+            last = min(request.processed, start + chains.CHUNK_TOKENS - 1)
+            for end in range(start + chains.TAIL_TOKENS, last + 1, chains.TAIL_TOKENS):
+                if end not in index.tail_ends:
+                    continue
+                name = chains.node_hash(parent, request.tokens[start:end])
+                key = key_of(name)
+                for slot in bits(index.gpu.get(key, 0)):
+                    if self.device[slot] < end:
+                        self.device[slot] = end
+                        self.names[end] = name
+                for slot, arrival in index.arrivals(key):
+                    self._note(slot, end, name, arrival)
+
+    def _note(self, slot: int, end: int, name: str, arrival: float) -> None:
+        if slot >= self.size:
+            return
+        known = self.coming.setdefault(slot, [])
+        known.append((end, name, arrival))
+        if len(known) > _COMING:
+            known.remove(min(known))
+
+
+def feasible(serving: Flags, table: Table, wanted: int) -> Verdict[Flags]:
+    """Who may run a sequence of `wanted` tokens, pages that are free now apart."""
+    values = table.rows
+    draining = serving & (values[rows.DRAINING] > 0)
+    left = serving & ~draining
+    context = left & (values[rows.CONTEXT] > 0) & (values[rows.CONTEXT] < wanted)
+    left &= ~context
+    pages = values[rows.TOTAL]
+    large = left & (pages > 0) & (np.ceil(wanted / values[rows.PAGE]) > pages)
+    left &= ~large
+    out = {
+        reason: count
+        for reason, flags in (("draining", draining), ("context", context), ("too-large", large))
+        if (count := int(np.count_nonzero(flags)))
+    }
+    return Verdict(left, out, int(np.count_nonzero(serving)))
+
+
+def considered(
+    able: Flags,
+    own: Ints,
+    table: Table,
+    sources: Sources,
+    request: GenerationRequest,
+    wanted: int,
+    knobs: PolicyKnobs,
+) -> Verdict[list[int]]:
+    """The slots worth scoring exactly: the best by their bound of those that hold something, and of the others."""
+    bound = _bounds(own, table, sources, len(request.tokens))
+    values = table.rows
+    near = able & (own > 0)
+    far = able & ~near
+    room = values[rows.FREE] + values[rows.EVICTABLE]
+    full = far & (values[rows.TOTAL] > 0) & (np.ceil(wanted / values[rows.PAGE]) > room)
+    out = {}
+    count = int(np.count_nonzero(full))
+    if count:
+        out["capacity"] = count
+        far &= ~full
+    draw, drawn = table.hashes, np.uint64(policy.name_hash(request.request_id))
+    chosen: list[int] = []
+    for group in (near, far):
+        slots = np.nonzero(group)[0]
+        over = len(slots) - knobs.considered
+        if over > 0:
+            out["bound"] = out.get("bound", 0) + over
+            slots = slots[_least(bound[slots], draw[slots] ^ drawn, knobs)]
+        chosen += slots.tolist()
+    return Verdict(chosen, out)
+
+
+def _bounds(own: Ints, table: Table, sources: Sources, length: int) -> Floats:
+    values = table.rows
+    per_token = (table.prefill(length) + values[rows.STRETCH]) * values[rows.BY_PREFILL]
+    wait = values[rows.QUEUE] * values[rows.BY_QUEUE]
+    first = values[rows.FIRST] * values[rows.BY_FIRST]
+    bound: Floats = wait + (length - own) * per_token + first
+    by_restore = values[rows.BY_RESTORE]
+    for tier, boundary, size in sources.shared():
+        rest = size / boundary * (boundary - np.minimum(own, boundary))
+        load = (values[rows.LATENCY + tier] + rest * values[rows.PER_BYTE + tier]) * by_restore
+        stage = (values[rows.LATENCY + _GPU] + rest * values[rows.PER_BYTE + _GPU]) * by_restore
+        cost = np.maximum(wait, load) + stage + (length - boundary) * per_token + first
+        may = (values[rows.ORDER + tier] < rows.NO_WAY) & (boundary - own >= values[rows.BREAK_EVEN + tier])
+        np.minimum(bound, np.where(may, cost, np.inf), out=bound)
+    return bound
+
+
+def _least(bounds: Floats, draws: Hashes, knobs: PolicyKnobs) -> Ints:
+    """The `knobs.considered` least; where more are within the band of the least, those the near-tie draw prefers."""
+    most = knobs.considered
+    near = np.nonzero(bounds <= policy.band_ms(float(bounds.min()), knobs))[0]
+    taken = near[:0]
+    if len(near) <= most:
+        last = np.partition(bounds, most - 1)[most - 1]
+        taken = np.nonzero(bounds < last)[0]
+        near = np.nonzero(bounds == last)[0]
+        most -= len(taken)
+    if len(near) > most:
+        near = near[np.argsort(_mixed(draws[near]), kind="stable")[:most]]
+    return np.concatenate([taken, near])
+
+
+def _mixed(values: Hashes) -> Hashes:
+    """`policy.mixed` of each."""
+    values = values + np.uint64(policy.MIX_ADD)
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(policy.MIX_FIRST)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(policy.MIX_SECOND)
+    return values ^ (values >> np.uint64(31))
+
+
+def _assign(column: Ints, holders: int, value: int) -> None:
+    """Sets the value at the slots of a set of holders."""
+    if holders.bit_count() <= _FEW:
+        for slot in bits(holders):
+            column[slot] = value
+        return
+    raw = np.frombuffer(holders.to_bytes(-(-len(column) // 8), "little"), np.uint8)
+    column[np.unpackbits(raw, count=len(column), bitorder="little").view(np.bool_)] = value

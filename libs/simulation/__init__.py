@@ -1,0 +1,1 @@
+"""The cluster under logical time: the same machines, declared costs."""

@@ -1,0 +1,1 @@
+"""Recorded traces replayed against workers with declared costs, under a named routing policy."""

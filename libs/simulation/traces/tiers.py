@@ -1,0 +1,97 @@
+"""Where a simulated worker's blocks lie: three tiers, each least recently used first out, each a part of the one below.
+
+What is computed or restored enters every tier of the worker; what leaves one stays in the one below. A block that is
+used is used in every tier that holds it. Within one use the end of a prompt is the older: it leaves before what it
+follows. Capacity is counted in blocks that may be reused; pages of running requests are not counted apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from enum import IntEnum
+
+from libs.simulation.traces.costs import Costs
+
+
+class Local(IntEnum):
+    """A worker's own tiers."""
+
+    DEVICE = 0
+    RAM = 1
+    SSD = 2
+
+
+class Directory:
+    """Who holds which block, of all workers, now: block -> bits of workers, by tier; the object store's by time."""
+
+    def __init__(self) -> None:
+        self.holders: tuple[dict[int, int], dict[int, int], dict[int, int]] = ({}, {}, {})
+        self.stored: dict[int, float] = {}  # block -> when it is there
+        self.computed: set[int] = set()  # blocks that were ever computed
+
+    def set(self, tier: Local, block: int, bit: int) -> None:
+        """A worker has it now."""
+        holders = self.holders[tier]
+        holders[block] = holders.get(block, 0) | bit
+
+    def clear(self, tier: Local, block: int, bit: int) -> None:
+        """It has it no more."""
+        holders = self.holders[tier]
+        left = holders[block] & ~bit
+        if left:
+            holders[block] = left
+        else:
+            del holders[block]
+
+
+class Tiers:
+    """One worker's. `changed`: what entered or left which tier since it was last emptied."""
+
+    def __init__(self, worker: int, costs: Costs, directory: Directory) -> None:
+        self._bit = 1 << worker
+        self._directory = directory
+        self._held: tuple[dict[int, None], ...] = ({}, {}, {})  # least recently used first
+        self._capacity = (costs.device_blocks, costs.ram_blocks, costs.ssd_blocks)
+        self.changed: tuple[dict[int, None], dict[int, None], dict[int, None]] = ({}, {}, {})
+
+    def has(self, tier: Local, block: int) -> bool:
+        """Whether the tier holds it."""
+        return block in self._held[tier]
+
+    def prefix(self, blocks: Sequence[int], tier: Local = Local.DEVICE) -> int:
+        """How many of a prompt's first blocks the tier holds without a gap."""
+        held = self._held[tier]
+        count = 0
+        for block in blocks:
+            if block not in held:
+                break
+            count += 1
+        return count
+
+    def use(self, blocks: Sequence[int]) -> None:
+        """A prompt's first blocks are read or written: they are in every tier now, the first one the newest."""
+        for tier in Local:
+            held, changed = self._held[tier], self.changed[tier]
+            for block in reversed(blocks):
+                if block in held:
+                    del held[block]
+                else:
+                    changed[block] = None
+                    self._directory.set(tier, block, self._bit)
+                held[block] = None
+            self._evict(tier)
+
+    def _evict(self, tier: Local) -> None:
+        held, changed = self._held[tier], self.changed[tier]
+        while len(held) > self._capacity[tier]:
+            block = next(iter(held))
+            del held[block]
+            changed[block] = None
+            self._directory.clear(tier, block, self._bit)
+
+    def drain(self, tier: Local) -> Iterable[tuple[int, bool]]:
+        """What changed since the last call, and whether it is there."""
+        held = self._held[tier]
+        found = [(block, block in held) for block in self.changed[tier]]
+        self.changed[tier].clear()
+        return found
