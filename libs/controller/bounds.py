@@ -70,10 +70,10 @@ class Prefixes:
 
     def _find_lower(self, links: Sequence[Link], sources: Sources) -> None:
         """By the catalog's nodes, whose tail may lie inside the chain's next chunk."""
-        seen, last = 0, 0
-        for position in range(len(links) - 1, -1, -1):
-            holders = sources.local(position)
-            if holders != last:
+        seen, last, held = 0, 0, sources.local()
+        for position in range(len(held) - 1, -1, -1):
+            holders = held[position]
+            if holders is not last and holders:
                 last = holders
                 fresh = holders & ~seen
                 if fresh:
@@ -157,10 +157,11 @@ def considered(
     sources: Sources,
     request: GenerationRequest,
     wanted: int,
+    now_ms: float,
     knobs: PolicyKnobs,
 ) -> Verdict[list[int]]:
     """The slots worth scoring exactly: the best by their bound of those that hold something, and of the others."""
-    bound = _bounds(own, table, sources, len(request.tokens))
+    bound = _bounds(own, table, sources, len(request.tokens), now_ms, knobs)
     values = table.rows
     near = able & (own > 0)
     far = able & ~near
@@ -173,36 +174,36 @@ def considered(
         far &= ~full
     draw, drawn = table.hashes, np.uint64(policy.name_hash(request.request_id))
     chosen: list[int] = []
-    for group in (near, far):
+    for group, most in ((near, knobs.considered), (far, knobs.considered_others)):
         slots = np.nonzero(group)[0]
-        over = len(slots) - knobs.considered
+        over = len(slots) - most
         if over > 0:
             out["bound"] = out.get("bound", 0) + over
-            slots = slots[_least(bound[slots], draw[slots] ^ drawn, knobs)]
+            slots = slots[_least(bound[slots], draw[slots] ^ drawn, most, knobs)]
         chosen += slots.tolist()
     return Verdict(chosen, out)
 
 
-def _bounds(own: Ints, table: Table, sources: Sources, length: int) -> Floats:
+def _bounds(own: Ints, table: Table, sources: Sources, length: int, now_ms: float, knobs: PolicyKnobs) -> Floats:
     values = table.rows
     per_token = (table.prefill(length) + values[rows.STRETCH]) * values[rows.BY_PREFILL]
-    wait = values[rows.QUEUE] * values[rows.BY_QUEUE]
+    wait = np.maximum(values[rows.IDLE_AT] - now_ms, 0.0) * values[rows.BY_QUEUE]
     first = values[rows.FIRST] * values[rows.BY_FIRST]
-    bound: Floats = wait + (length - own) * per_token + first
+    whole = 1.0 + knobs.work_weight
+    bound: Floats = wait + (length - own) * per_token * whole + first
     by_restore = values[rows.BY_RESTORE]
     for tier, boundary, size in sources.shared():
         rest = size / boundary * (boundary - np.minimum(own, boundary))
         load = (values[rows.LATENCY + tier] + rest * values[rows.PER_BYTE + tier]) * by_restore
         stage = (values[rows.LATENCY + _GPU] + rest * values[rows.PER_BYTE + _GPU]) * by_restore
-        cost = np.maximum(wait, load) + stage + (length - boundary) * per_token + first
+        cost = np.maximum(wait, load) + (stage + (length - boundary) * per_token) * whole + first
         may = (values[rows.ORDER + tier] < rows.NO_WAY) & (boundary - own >= values[rows.BREAK_EVEN + tier])
         np.minimum(bound, np.where(may, cost, np.inf), out=bound)
     return bound
 
 
-def _least(bounds: Floats, draws: Hashes, knobs: PolicyKnobs) -> Ints:
-    """The `knobs.considered` least; where more are within the band of the least, those the near-tie draw prefers."""
-    most = knobs.considered
+def _least(bounds: Floats, draws: Hashes, most: int, knobs: PolicyKnobs) -> Ints:
+    """The `most` least; where more are within the band of the least, those the near-tie draw prefers."""
     near = np.nonzero(bounds <= policy.band_ms(float(bounds.min()), knobs))[0]
     taken = near[:0]
     if len(near) <= most:

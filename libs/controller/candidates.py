@@ -36,13 +36,14 @@ from libs.controller import bounds, policy
 from libs.controller.bounds import Prefixes
 from libs.controller.catalog_facts import Model, Node
 from libs.controller.demand import pages_needed
-from libs.controller.fleet import Fleet, WorkerView
+from libs.controller.fleet import Fleet
 from libs.controller.knobs import PolicyKnobs
 from libs.controller.peers import Named
-from libs.controller.protocol import Candidate, GenerationRequest, Pruned, RankedCandidate, Tier
+from libs.controller.protocol import Candidate, GenerationRequest, Pruned, RankedCandidate
 from libs.controller.residency import key_of
 from libs.controller.router_events import Obstacle, ObstacleKind, Plan
-from libs.controller.sources import Cases, Link, Restore, Sources
+from libs.controller.sources import Link, Sources
+from libs.controller.ways import Way, Ways
 
 _NOWHERE = "0" * 64  # the salt of no tenant
 _T = TypeVar("_T")
@@ -86,15 +87,22 @@ def plan(
     pruned: Counter[str] = Counter()
     served = Counter[str]()  # workers of any of the variants, by what came of them
     planned = [_Planning(request, entry, fleet, now_ms, knobs, pruned, served) for entry in variants]
-    ways = [(one, way) for one in planned for way in one.ways()]
+    made = [(one, found) for one in planned if (found := one.ways()) is not None]
+    # Who is to be avoided comes last whatever it would take: then all are looked at.
+    most = knobs.ranked if not avoid else None
+    ways = [(one, way) for one, found in made for way in found.best(most)]
     shunned = frozenset(avoid)
-    scores = [one.score(way, shunned) for one, way in ways]
-    best = policy.order(request.request_id, scores, knobs)
-    if len(best) > knobs.ranked:
-        pruned["rank"] += len(best) - knobs.ranked
-    counts = tuple(Pruned(reason, pruned[reason]) for reason in sorted(pruned) if pruned[reason])
+    scores = []
+    for one, way in ways:
+        worker = one.worker(way)
+        scores.append(
+            (worker in shunned, way.score_ms, worker, int(way.tier), way.boundary, one.entry.model.fingerprint)
+        )
+    best = policy.order(request.request_id, scores, knobs)[: knobs.ranked]
+    pruned["rank"] += sum(found.count for _, found in made) - len(best)
+    counts = tuple([Pruned(reason, pruned[reason]) for reason in sorted(pruned) if pruned[reason]])
     if best:
-        ranked = tuple(ways[index][0].option(ways[index][1]) for index in best[: knobs.ranked])
+        ranked = tuple([ways[index][0].option(ways[index][1]) for index in best])
         return Plan(ranked, counts)
     return Plan(pruned=counts, obstacle=_obstacle(request, variants, served))
 
@@ -115,34 +123,6 @@ def _obstacle(request: GenerationRequest, variants: Sequence[Variant], served: C
     return Obstacle(ObstacleKind.NO_CAPACITY, f"none of its {total} workers has room now ({parts})")
 
 
-@dataclass(slots=True)
-class _Worker:
-    """A worker that is scored exactly: its terms, and the longest prefix in its device pages."""
-
-    slot: int
-    view: WorkerView
-    correction: policy.Correction
-    queue_ms: float
-    prefill_ms_per_token: float
-    first_token_ms: float
-    device: int = 0
-    name: str = ""  # of the device prefix
-
-
-@dataclass(slots=True)
-class _Way:
-    """A candidate before it is worth building. `resident`: the part of it in device pages. Raw times in ms."""
-
-    worker: _Worker
-    tier: Tier
-    boundary: int
-    resident: int
-    name: str
-    ttft_ms: float
-    load_ms: float = 0.0
-    restore: Restore | None = None
-
-
 class _Planning:
     """One variant's part of one plan."""
 
@@ -160,38 +140,40 @@ class _Planning:
         self.now_ms, self.knobs, self.pruned, self.served = now_ms, knobs, pruned, served
         self.index, self.table = fleet.index, fleet.table()
         self.length = len(request.tokens)
+        self.wanted = self.length + request.max_new_tokens
         self.links = self._links()
-        self.sources = Sources(self.links, entry.model.groups, self.index)
+        self.sources = Sources(self.links, entry.model.groups, self.index, knobs.work_weight)
         self.named = Named(self.links, entry.model.groups, fleet, knobs)
         self.prefixes = Prefixes(self.table.size)
-        keys = tuple(key_of(node.hash) for node in entry.chain.chunks)
-        fleet.planned(
-            request.request_id, entry.model.fingerprint, (keys, tuple(node.end for node in entry.chain.chunks))
-        )
+        keys = tuple([key_of(node.hash) for node in entry.chain.chunks])
+        ends = tuple([node.end for node in entry.chain.chunks])
+        fleet.planned(request.request_id, entry.model.fingerprint, (keys, ends))
 
-    def ways(self) -> list[_Way]:
+    def ways(self) -> Ways | None:
         """The best of every tier of every worker that is scored."""
         serving = self.table.serving(self.entry.model.fingerprint)
         if serving is None:
-            return []
+            return None
         self.prefixes.find(self.request, self.entry.chain, self.links, self.sources, self.index, self.knobs)
-        feasible = self._counted(bounds.feasible(serving, self.table, self._wanted))
-        chosen = bounds.considered(
-            feasible, self.prefixes.own, self.table, self.sources, self.request, self._wanted, self.knobs
+        able = self._counted(bounds.feasible(serving, self.table, self.wanted))
+        own, table, sources = self.prefixes.own, self.table, self.sources
+        slots = self._counted(
+            bounds.considered(able, own, table, sources, self.request, self.wanted, self.now_ms, self.knobs)
         )
-        workers = [self._worker(slot) for slot in self._counted(chosen)]
-        best: dict[tuple[int, Tier], _Way] = {}
-        usable = 0
-        for worker in workers:
-            for way in self._resident(worker):
-                usable += self._keep(best, way)
-        if self.sources.any and workers:
-            usable += self._restored(workers, best)
-        self.pruned["dominated"] += usable - len(best)
-        able = len({slot for slot, _ in best})
-        self.served["capacity"] += len(workers) - able
-        self.served["feasible"] -= len(workers) - able
-        return list(best.values())
+        if not slots:
+            return None
+        found = Ways(
+            self.table, np.array(slots, np.int64), self.prefixes, self.length, self.wanted, self.now_ms, self.knobs
+        )
+        found.resident()
+        if self.sources.any:
+            found.restored(self.sources, self.request.processed)
+        for reason, count in found.pruned.items():
+            self.pruned[reason] += count
+        unable = len(slots) - found.able
+        self.served["capacity"] += unable
+        self.served["feasible"] -= unable
+        return found
 
     def _counted(self, verdict: bounds.Verdict[_T]) -> _T:
         """What is left, the others counted."""
@@ -203,19 +185,6 @@ class _Planning:
         self.served["feasible"] += verdict.looked_at
         return verdict.left
 
-    @property
-    def _wanted(self) -> int:
-        return self.length + self.request.max_new_tokens
-
-    def _keep(self, best: dict[tuple[int, Tier], _Way], way: _Way) -> bool:
-        """Quicker, and of equals the one that leans on less."""
-        other = best.get((way.worker.slot, way.tier))
-        if other is None or _order(way) < _order(other):
-            best[way.worker.slot, way.tier] = way
-        return True
-
-    # --- sources ---
-
     def _links(self) -> list[Link]:
         """Catalog nodes with the tail; where it knows less than the chain has, bare ones: RAM may hold them."""
         entry, places = self.entry, self.fleet.places
@@ -223,140 +192,52 @@ class _Planning:
         tail, end = entry.tail, known[-1].chunk.end if known else 0
         # A tail competes with the full chunk in its place: the catalog only has it where the full chunk is not.
         ends_in_tail = tail is not None and tail.chunk.start == end
-        links = []
-        for node in (*known, tail) if tail is not None and ends_in_tail else known:
-            chunk = node.chunk
-            links.append(Link(chunk.hash, key_of(chunk.hash), chunk.parent, chunk.start, chunk.end, places.of(node)))
-        if not ends_in_tail:
+        links = [places.link(node) for node in known]
+        if tail is not None and ends_in_tail:
+            links.append(places.link(tail))
+        else:
             links += [
-                Link(bare.hash, key_of(bare.hash), bare.parent, bare.start, bare.end, None)
+                Link(bare.hash, key_of(bare.hash), bare.parent, bare.start, bare.end)
                 for bare in entry.chain.chunks[len(known) :]
             ]
         return links
 
-    # --- one worker ---
+    def worker(self, way: Way) -> str:
+        """Its worker's name."""
+        return self.index.names[way.slot]
 
-    def _worker(self, slot: int) -> _Worker:
-        view = self.fleet.view(self.index.names[slot])
-        assert view is not None  # the table's slots are the fleet's views
-        heartbeat, decoding, knobs = view.heartbeat, view.load.decoding, self.knobs
-        step_ms = policy.decode_cost(heartbeat.decode, decoding, knobs) if decoding else 0.0
-        per_token = policy.prefill_cost(heartbeat.prefill, self.length, knobs)
-        return _Worker(
-            slot,
-            view,
-            self.fleet.corrections.of(view.worker),
-            view.queue_ms,
-            policy.stretched(per_token, step_ms, decoding, knobs),
-            policy.decode_cost(heartbeat.decode, decoding + 1, knobs),
-            device := int(self.prefixes.device[slot]),
-            self.prefixes.names.get(device, ""),
-        )
-
-    def _resident(self, worker: _Worker) -> list[_Way]:
-        """Recompute, device pages, and what is being computed there."""
-        ways = [_Way(worker, Tier.NONE, 0, 0, "", 0.0)]
-        if worker.device:
-            ways.append(_Way(worker, Tier.GPU, worker.device, worker.device, worker.name, 0.0))
-        for end, name, arrival in self.prefixes.coming.get(worker.slot, ()):
-            if end > worker.device:
-                ways.append(_Way(worker, Tier.INFLIGHT, end, end, name, 0.0, max(0.0, arrival - self.now_ms)))
-        fitting = []
-        for way in ways:
-            if self._fits(worker.view, way.resident):
-                way.ttft_ms = self._ttft(worker, way.boundary, way.load_ms, 0.0)
-                fitting.append(way)
-            else:
-                self.pruned["capacity"] += 1
-        return fitting
-
-    def _ttft(self, worker: _Worker, boundary: int, load_ms: float, restore_ms: float) -> float:
-        ratio = worker.correction
-        return policy.predicted_ms(
-            worker.queue_ms * ratio.queue,
-            load_ms * ratio.restore,
-            restore_ms * ratio.restore,
-            (self.length - boundary) * (worker.prefill_ms_per_token * ratio.prefill),
-            worker.first_token_ms * ratio.first,
-        )
-
-    def _restored(self, workers: list[_Worker], best: dict[tuple[int, Tier], _Way]) -> int:
-        """Restores on top of the device's prefix, and from lower tiers alone. Returns how many were usable."""
-        tried = [(worker, 0) for worker in workers] + [(worker, worker.device) for worker in workers if worker.device]
-        slots = np.array([worker.slot for worker, _ in tried], np.int64)
-        cases = Cases(
-            slots,
-            np.array([resident for _, resident in tried], np.int64),
-            self.table.rows[:, slots],
-            np.array([worker.prefill_ms_per_token * worker.correction.prefill for worker, _ in tried]),
-            np.array([self._fits(worker.view, resident) for worker, resident in tried], np.bool_),
-        )
-        found = self.sources.restores(cases, self.length, self.request.processed)
-        for restore in found.best:
-            worker, resident = tried[restore.case]
-            link = self.links[restore.index]
-            ttft_ms = self._ttft(worker, link.end, restore.load_ms, restore.restore_ms)
-            self._keep(
-                best, _Way(worker, restore.tier, link.end, resident, link.name, ttft_ms, restore.load_ms, restore)
-            )
-        self.pruned["break-even"] += found.short
-        self.pruned["capacity"] += found.cramped
-        return found.usable
-
-    def _needed(self, view: WorkerView, resident: int) -> int:
-        page_tokens = max(1, view.heartbeat.page_tokens)
-        return pages_needed(self.length, self.request.max_new_tokens, page_tokens, resident)
-
-    def _fits(self, view: WorkerView, resident: int) -> bool:
-        """Whether free and evictable pages cover the demand; the resident prefix itself is protected, not evictable."""
-        if not view.load.pages.total:
-            return True  # the worker has not said: it decides
-        needed = self._needed(view, resident)
-        protected = self._needed(view, 0) - needed
-        return needed <= view.free_pages + max(0, view.load.pages.evictable - protected)
-
-    # --- the ranked ---
-
-    def score(self, way: _Way, shunned: frozenset[str]) -> policy.Score:
-        """What the way is ranked by."""
-        worker = way.worker.view.worker
-        return (worker in shunned, way.ttft_ms, worker, way.tier, way.boundary, self.entry.model.fingerprint)
-
-    def option(self, way: _Way) -> RankedCandidate:
+    def option(self, way: Way) -> RankedCandidate:
         """The way as a candidate."""
-        worker, restore = way.worker, way.restore
-        view, ratio = worker.view, worker.correction
-        heartbeat = view.heartbeat
-        restore_ms = restore.restore_ms if restore is not None else 0.0
+        view = self.fleet.view(self.index.names[way.slot])
+        assert view is not None  # the table's slots are the fleet's views
+        heartbeat, ratio, terms = view.heartbeat, self.fleet.corrections.of(view.worker), way.terms
         compute = self.length - way.boundary
         raw = policy.predicted_ms(
-            worker.queue_ms, way.load_ms, restore_ms, compute * worker.prefill_ms_per_token, worker.first_token_ms
+            terms.queue_ms, way.load_ms, way.restore_ms, compute * terms.prefill_ms, terms.first_ms
         )
+        page_tokens = max(1, heartbeat.page_tokens)
+        name = self.links[way.link].name if way.link >= 0 else way.name
         candidate = Candidate(
-            worker=view.worker,
-            epoch=heartbeat.epoch,
-            fingerprint=self.entry.model.fingerprint,
-            tier=way.tier,
-            cached_tokens=way.boundary,
-            cached_bytes=restore.size if restore is not None else 0,
-            queue_ms=worker.queue_ms * ratio.queue,
-            load_ms=way.load_ms * ratio.restore,
-            restore_ms=restore_ms * ratio.restore,
-            compute_tokens=compute,
-            prefill_ms_per_token=worker.prefill_ms_per_token * ratio.prefill,
-            first_token_ms=worker.first_token_ms * ratio.first,
-            ttft_ms=way.ttft_ms,
-            correction=way.ttft_ms / raw if raw > 0 else 1.0,
-            page_tokens=heartbeat.page_tokens,
-            free_pages=view.free_pages,
-            evictable_pages=view.load.pages.evictable,
-            needed_pages=self._needed(view, way.resident),
-            max_context=heartbeat.max_context,
-            prefix_hash=way.name,
+            view.worker,
+            heartbeat.epoch,
+            self.entry.model.fingerprint,
+            way.tier,
+            way.boundary,
+            way.size,
+            terms.queue_ms * ratio.queue,
+            way.load_ms * ratio.restore,
+            way.restore_ms * ratio.restore,
+            compute,
+            terms.prefill_ms * ratio.prefill,
+            terms.first_ms * ratio.first,
+            way.ttft_ms,
+            way.ttft_ms / raw if raw > 0 else 1.0,
+            heartbeat.page_tokens,
+            view.free_pages,
+            view.load.pages.evictable,
+            pages_needed(self.length, self.request.max_new_tokens, page_tokens, way.resident),
+            heartbeat.max_context,
+            name,
         )
-        chain = self.named.nodes(restore.begin, restore.index + 1, worker.slot) if restore is not None else ()
-        return RankedCandidate(candidate, chain, worker.queue_ms)
-
-
-def _order(way: _Way) -> tuple[float, int, int]:
-    return way.ttft_ms, way.boundary, way.restore.size if way.restore is not None else 0
+        chain = self.named.nodes(way.begin, way.link + 1, way.slot) if way.link >= 0 else ()
+        return RankedCandidate(candidate, chain, terms.queue_ms)

@@ -20,6 +20,7 @@ def covered(
     request: GenerationRequest,
     entry: Variant,
     fleet: Fleet,
+    now_ms: float,
     avoid: Collection[str] = (),
     knobs: FactKnobs = FACT_KNOBS,
 ) -> bool:
@@ -27,7 +28,7 @@ def covered(
     least = max(TAIL_TOKENS, request.processed - CHUNK_TOKENS + 1)
     ends = [*entry.chain.tails(), *entry.chain.chunks[-1:]]
     return any(
-        _may_begin(fleet, worker, knobs)
+        _may_begin(fleet, worker, now_ms, knobs)
         for node in ends
         if node.end >= least
         for worker, tiers in fleet.index.holders(node.hash).items()
@@ -35,6 +36,6 @@ def covered(
     )
 
 
-def _may_begin(fleet: Fleet, worker: str, knobs: FactKnobs) -> bool:
+def _may_begin(fleet: Fleet, worker: str, now_ms: float, knobs: FactKnobs) -> bool:
     view = fleet.view(worker)
-    return view is not None and not view.heartbeat.draining and view.queue_ms <= knobs.idle_queue_ms
+    return view is not None and not view.heartbeat.draining and view.queue_ms(now_ms) <= knobs.idle_queue_ms

@@ -34,6 +34,7 @@ class Booking:
 
     work_ms: float
     pages: int
+    booked_ms: float
     accepted_ms: float | None = None
     assumed: tuple[tuple[int, float], ...] = ()  # boundaries it computes: key and arrival
 
@@ -45,8 +46,9 @@ class WorkerView:
     heartbeat: Heartbeat
     load: Load
     costs: dict[Tier, TierCost]
+    heard_ms: float = 0.0  # when `load` came
     bookings: dict[AssignmentId, Booking] = field(default_factory=dict)
-    booked_ms: float = 0.0
+    idle_at_ms: float = 0.0  # when all that is known of will be worked off
     booked_pages: int = 0
 
     @property
@@ -54,10 +56,9 @@ class WorkerView:
         """Its id."""
         return self.heartbeat.worker
 
-    @property
-    def queue_ms(self) -> float:
-        """Predicted wait of one more assignment."""
-        return self.load.queue_ms + self.booked_ms
+    def queue_ms(self, now_ms: float) -> float:
+        """Predicted wait of one more assignment: the worker works while nothing is heard of it."""
+        return max(0.0, self.idle_at_ms - now_ms)
 
     @property
     def free_pages(self) -> int:
@@ -124,10 +125,9 @@ class Fleet:
         elif observed.reset:
             self.index.forget(heartbeat.worker)
         self.index.slot(heartbeat.worker)
-        view = WorkerView(heartbeat, heartbeat.load, {cost.tier: cost for cost in heartbeat.tiers})
+        view = WorkerView(heartbeat, heartbeat.load, {cost.tier: cost for cost in heartbeat.tiers}, now_ms)
         if old is not None:
             view.bookings = old.bookings
-            self._settle(view, now_ms)
             if old.heartbeat.node != heartbeat.node:
                 self._by_node.pop(old.heartbeat.node, None)
                 self.places.moved()
@@ -135,6 +135,7 @@ class Fleet:
             self._by_node[heartbeat.node] = heartbeat.worker
             self.places.moved()
         self._views[heartbeat.worker] = view
+        self._settle(view, now_ms)
         self._stale.add(heartbeat.worker)
 
     def forget(self, forgotten: Forgotten) -> None:
@@ -148,7 +149,7 @@ class Fleet:
         view = self._views.get(worker)
         if view is None or view.heartbeat.epoch != reply.epoch:
             return
-        view.load = reply.load
+        view.load, view.heard_ms = reply.load, now_ms
         booking = view.bookings.get(reply.assignment)
         if booking is not None and reply.accepted:
             booking.pages = 0
@@ -165,7 +166,7 @@ class Fleet:
             case Booked():
                 view = self._views.get(effect.candidate.worker)
                 if view is not None and view.heartbeat.epoch == effect.candidate.epoch:
-                    booking = Booking(work_ms(effect.candidate), effect.candidate.needed_pages)
+                    booking = Booking(work_ms(effect.candidate), effect.candidate.needed_pages, now_ms)
                     booking.assumed = self._assume(effect.assignment, effect.candidate, now_ms)
                     view.bookings[effect.assignment] = booking
                     self._sum(view)
@@ -226,7 +227,10 @@ class Fleet:
 
     def _sum(self, view: WorkerView) -> None:
         # Summed anew, not adjusted: floats must not drift.
-        view.booked_ms = sum(booking.work_ms for booking in view.bookings.values())
+        idle_at = view.heard_ms + view.load.queue_ms
+        for booking in view.bookings.values():  # in the order in which they were made
+            idle_at = max(idle_at, booking.booked_ms) + booking.work_ms
+        view.idle_at_ms = idle_at
         view.booked_pages = sum(booking.pages for booking in view.bookings.values())
         self._stale.add(view.worker)
 

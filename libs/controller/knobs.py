@@ -47,9 +47,10 @@ class DiscoveryKnobs:
 class PolicyKnobs:
     """Scoring's."""
 
+    work_weight: float = 0.5  # of the device time a candidate takes, beside its time to first token: others wait for it
     near_tie_ratio: float = 0.01  # candidates within this share or
     near_tie_ms: float = 2.0  # this many ms of the best (the larger) are ordered by rendezvous hash
-    ranked: int = 64  # candidates kept after pruning
+    ranked: int = 32  # candidates kept after pruning
     correction_alpha: float = 0.2  # weight of a new measured/predicted ratio
     correction_low: float = 0.5  # bounds of a correction
     correction_high: float = 2.0
@@ -61,8 +62,9 @@ class PolicyKnobs:
     default_first_token_ms: float = 50.0
     default_bytes_per_ms: float = 1e6  # 1 GB/s, of a tier that has measured nothing yet
     default_latency_ms: float = 1.0
-    considered: int = 32  # workers scored exactly, best by a bound: so many that hold something, so many that do not
-    peers_named: int = 8  # peers with a chunk in memory that an offer names
+    considered: int = 32  # workers with something of the chain that are scored exactly, best by a bound
+    considered_others: int = 16  # and of those without
+    peers_named: int = 4  # peers with a chunk in memory that an offer names
     tail_parents: int = 4  # chunk ends after which resident tails are looked for
 
 

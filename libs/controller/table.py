@@ -23,7 +23,11 @@ Ints = npt.NDArray[np.int64]
 Hashes = npt.NDArray[np.uint64]
 
 # Rows. Times in ms; pages of the largest layer group; 0 = not said, as in the heartbeat.
-QUEUE, STRETCH, FIRST = 0, 1, 2  # STRETCH: ms a prompt token longer while lanes decode
+IDLE_AT, STRETCH, FIRST = (
+    0,
+    1,
+    2,
+)  # IDLE_AT: on the router's clock; STRETCH: ms a prompt token longer while lanes decode
 BY_QUEUE, BY_RESTORE, BY_PREFILL, BY_FIRST = 3, 4, 5, 6  # corrections
 FREE, EVICTABLE, TOTAL, PAGE, CONTEXT, DRAINING = 7, 8, 9, 10, 11, 12
 LATENCY, PER_BYTE, BREAK_EVEN, ORDER = 13, 18, 23, 28  # each begins a row per tier, in TIERS' order
@@ -48,7 +52,7 @@ class View(Protocol):
     @property
     def costs(self) -> Mapping[Tier, TierCost]: ...
     @property
-    def queue_ms(self) -> float: ...
+    def idle_at_ms(self) -> float: ...
     @property
     def free_pages(self) -> int: ...
 
@@ -101,7 +105,7 @@ class Table:
         decoding, pages = load.decoding, load.pages
         step_ms = decode_cost(heartbeat.decode, decoding, knobs) if decoding else 0.0
         values = [
-            view.queue_ms,
+            view.idle_at_ms,
             step_ms / max(1, knobs.prefill_budget_tokens),
             decode_cost(heartbeat.decode, decoding + 1, knobs),
             correction.queue,
@@ -165,6 +169,12 @@ class Table:
             name: np.concatenate([flags, np.zeros(more, np.bool_)]) for name, flags in self._serving.items()
         }
         self._prefill = {edge: np.concatenate([column, np.zeros(more)]) for edge, column in self._prefill.items()}
+
+
+def predicted_ms(queue: Floats, load: Floats, restore: Floats, prefill: Floats, first_token: Floats) -> Floats:
+    """`policy.predicted_ms` of each."""
+    found: Floats = np.maximum(queue, load) + restore + prefill + first_token
+    return found
 
 
 def costs_of(costs: Mapping[Tier, TierCost], bytes_per_token: int, knobs: PolicyKnobs) -> Sequence[float]:

@@ -130,7 +130,7 @@ class Planner:
     def _partial(self, entries: Sequence[Variant], effect: PlanRequested) -> Plan | None:
         """A plan from residency alone; None where the catalog's facts could matter."""
         request = effect.request
-        if effect.whole or not any(covered(request, entry, self._fleet, effect.avoid) for entry in entries):
+        if effect.whole or not any(covered(request, entry, self._fleet, now_ms(), effect.avoid) for entry in entries):
             return None
         entries = [self._lookups.remembered(entry, request) for entry in entries]
         plan = candidates.plan(request, entries, self._fleet, now_ms(), effect.avoid, POLICY_KNOBS)

@@ -271,9 +271,9 @@ def test_many_idle_workers_are_bounded_and_the_resident_one_is_found() -> None:
             )
         observe(fleet, beat)
     plan = candidates.plan(request, [entry], fleet, 0.0)
-    assert plan.ranked[0].candidate.worker == "w399" and len(plan.ranked) == 2 + POLICY_KNOBS.considered
+    assert plan.ranked[0].candidate.worker == "w399" and len(plan.ranked) == 2 + POLICY_KNOBS.considered_others
     counts = {p.reason: p.count for p in plan.pruned}
-    assert counts["bound"] == 399 - POLICY_KNOBS.considered
+    assert counts["bound"] == 399 - POLICY_KNOBS.considered_others
 
 
 def order_digest() -> str:

@@ -87,7 +87,7 @@ class Segue(Policy):
         asked = GenerationRequest(name, "m", tokens, request.input_tokens, max(1, request.output_tokens))
         links = self._chain(request)
         nodes: list[Node] = []
-        for block, link in zip(request.blocks, links, strict=True):
+        for block, link in zip(request.blocks, links, strict=False):  # a last block of one token is in no chain
             node = self._fact(block, link, now)
             if node is None:
                 break
