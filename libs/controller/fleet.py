@@ -12,10 +12,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from libs.controller import smoothing
 from libs.controller.discovery import Forgotten, Observed
 from libs.controller.knobs import POLICY_KNOBS, PolicyKnobs
 from libs.controller.policy import Corrections, work_ms
-from libs.controller.protocol import AssignmentId, Candidate, Gone, Heartbeat, Load, OfferReply, Tier, TierCost
+from libs.controller.protocol import (
+    AssignmentId,
+    Candidate,
+    DecodeCost,
+    Gone,
+    Heartbeat,
+    Load,
+    OfferReply,
+    PrefillCost,
+    Tier,
+    TierCost,
+)
 from libs.controller.residency import ResidencyIndex
 from libs.controller.router_effects import Accepted, Booked, Measured, Unbooked
 from libs.controller.sources import Places
@@ -45,7 +57,9 @@ class WorkerView:
 
     heartbeat: Heartbeat
     load: Load
-    costs: dict[Tier, TierCost]
+    costs: dict[Tier, TierCost]  # smoothed, as the next two
+    prefill: tuple[PrefillCost, ...] = ()
+    decode: tuple[DecodeCost, ...] = ()
     heard_ms: float = 0.0  # when `load` came
     bookings: dict[AssignmentId, Booking] = field(default_factory=dict)
     idle_at_ms: float = 0.0  # when all that is known of will be worked off
@@ -125,8 +139,13 @@ class Fleet:
         elif observed.reset:
             self.index.forget(heartbeat.worker)
         self.index.slot(heartbeat.worker)
-        view = WorkerView(heartbeat, heartbeat.load, {cost.tier: cost for cost in heartbeat.tiers}, now_ms)
+        costs = {cost.tier: cost for cost in heartbeat.tiers}
+        view = WorkerView(heartbeat, heartbeat.load, costs, heartbeat.prefill, heartbeat.decode, now_ms)
         if old is not None:
+            share = self.knobs.cost_share
+            view.costs = smoothing.tiers(old.costs, costs, share)
+            view.prefill = smoothing.prefill(old.prefill, heartbeat.prefill, share)
+            view.decode = smoothing.decode(old.decode, heartbeat.decode, share)
             view.bookings = old.bookings
             if old.heartbeat.node != heartbeat.node:
                 self._by_node.pop(old.heartbeat.node, None)

@@ -47,14 +47,16 @@ class DiscoveryKnobs:
 class PolicyKnobs:
     """Scoring's."""
 
-    work_weight: float = 0.5  # of the device time a candidate takes, beside its time to first token: others wait for it
+    work_weight: float = 0.0  # of the device time a candidate takes, beside its time to first token: others wait for it
     near_tie_ratio: float = 0.01  # candidates within this share or
     near_tie_ms: float = 2.0  # this many ms of the best (the larger) are ordered by rendezvous hash
     ranked: int = 32  # candidates kept after pruning
-    correction_alpha: float = 0.2  # weight of a new measured/predicted ratio
-    correction_low: float = 0.5  # bounds of a correction
-    correction_high: float = 2.0
+    correction_alpha: float = 0.01  # share of the sums of measured and predicted times that a new pair replaces
+    correction_prior_ms: float = 1_000.0  # of right predictions that a worker is thought to have made before its first
+    correction_low: float = 0.6  # bounds of a correction
+    correction_high: float = 1.6
     correction_floor_ms: float = 1.0  # predictions smaller than this teach nothing
+    cost_share: float = 0.05  # of what is believed of a worker's costs that a heartbeat replaces
     overload_queue_ms: float = 5_000.0  # a predicted queue above this freezes the corrections
     prefill_budget_tokens: int = 512  # prompt tokens of one iteration, for the stretch of prefill while lanes decode
     settle_ms: float = 100.0  # a heartbeat this long after an acceptance contains the assignment

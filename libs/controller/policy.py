@@ -3,7 +3,7 @@
     ttft = max(queue, load) + restore + compute · prefill per token + first token            (controller.md)
 
 Loading a lower tier runs off the device loop and overlaps the queue, hence the maximum. Every cost is what the worker
-itself has measured. What it measures wrong persistently is corrected by the ratio measured/predicted, one EWMA per
+itself has measured. What it measures wrong persistently is corrected by the ratio measured/predicted, fading sums per
 worker and term, bounded, and frozen while the predicted queue is an overload's: then it is the queue that is
 mispredicted, and learning would blame the worker. Terms: queue, restore (load and restore to device as the worker
 measures them), prefill, first token.
@@ -44,6 +44,7 @@ class Corrections:
         self.knobs = knobs
         self.changed: set[str] = set()  # workers whose ratios are not what they were when this was last emptied
         self._by_worker: dict[str, Correction] = {}
+        self._sums: dict[str, tuple[_Sums, ...]] = {}
 
     def of(self, worker: str) -> Correction:
         """The worker's ratios, to read."""
@@ -52,29 +53,48 @@ class Corrections:
     def forget(self, worker: str) -> None:
         """A new process measures anew."""
         self._by_worker.pop(worker, None)
+        self._sums.pop(worker, None)
         self.changed.add(worker)
 
     def learn(self, candidate: Candidate, timings: Timings) -> None:
         """One completed attempt. Predictions in `candidate` carry the corrections they were made with."""
         if candidate.queue_ms > self.knobs.overload_queue_ms:
             return
-        entry = self._by_worker.setdefault(candidate.worker, Correction())
-        self.changed.add(candidate.worker)
-        entry.queue = self._next(entry.queue, candidate.queue_ms, timings.queue_ms)
-        entry.restore = self._next(entry.restore, candidate.load_ms + candidate.restore_ms, timings.restore_ms)
-        prefill = candidate.compute_tokens * candidate.prefill_ms_per_token
-        entry.prefill = self._next(entry.prefill, prefill, timings.prefill_ms)
-        entry.first = self._next(entry.first, candidate.first_token_ms, timings.first_token_ms)
+        worker = candidate.worker
+        entry = self._by_worker.setdefault(worker, Correction())
+        sums = self._sums.get(worker)
+        if sums is None:
+            sums = self._sums[worker] = tuple(_Sums(self.knobs.correction_prior_ms) for _ in range(4))
+        queue, restore, prefill, first = sums
+        self.changed.add(worker)
+        # A wait that a load hides is not waited.
+        waited = max(0.0, candidate.queue_ms - candidate.load_ms)
+        entry.queue = self._next(queue, entry.queue, waited, timings.queue_ms)
+        entry.restore = self._next(restore, entry.restore, candidate.load_ms + candidate.restore_ms, timings.restore_ms)
+        predicted = candidate.compute_tokens * candidate.prefill_ms_per_token
+        entry.prefill = self._next(prefill, entry.prefill, predicted, timings.prefill_ms)
+        entry.first = self._next(first, entry.first, candidate.first_token_ms, timings.first_token_ms)
 
-    def _next(self, ratio: float, predicted_ms: float, measured_ms: float) -> float:
+    def _next(self, sums: _Sums, ratio: float, predicted_ms: float, measured_ms: float) -> float:
         knobs = self.knobs
         if predicted_ms < knobs.correction_floor_ms or measured_ms <= 0:
             return ratio
-        # The prediction contains the old ratio: what the uncorrected one should have been multiplied with is their
-        # product.
-        seen = ratio * measured_ms / predicted_ms
-        mixed = (1 - knobs.correction_alpha) * ratio + knobs.correction_alpha * seen
-        return min(knobs.correction_high, max(knobs.correction_low, mixed))
+        kept = 1 - knobs.correction_alpha
+        # The prediction contains the old ratio.
+        sums.predicted_ms = kept * sums.predicted_ms + predicted_ms / ratio
+        sums.measured_ms = kept * sums.measured_ms + measured_ms
+        return min(knobs.correction_high, max(knobs.correction_low, sums.measured_ms / sums.predicted_ms))
+
+
+class _Sums:
+    """Measured and uncorrected predicted ms, older ones fading. The ratio of sums, since of short times the ratio says
+    little: a prompt of ten tokens that shares its iteration takes twenty times as long as by itself.
+    """
+
+    __slots__ = ("measured_ms", "predicted_ms")
+
+    def __init__(self, prior_ms: float) -> None:
+        self.measured_ms = self.predicted_ms = prior_ms
 
 
 _NEUTRAL = Correction()

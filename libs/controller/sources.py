@@ -109,8 +109,8 @@ class Places:
 class Cases:
     """The workers and the resident prefixes in question. One entry each: [case].
 
-    `rows`: the table's, of these workers; `queue`: ms, corrected; `per_token`: ms a prompt token, stretched and corrected; `fits`: whether the
-    page demand on top of the prefix can be met.
+    `rows`: the table's, of these workers; `queue`: ms, corrected; `per_token`: ms a prompt token, stretched and
+    corrected; `fits`: whether the page demand on top of the prefix can be met.
     """
 
     slots: Ints

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from libs.controller.knobs import PolicyKnobs
 from libs.controller.policy import Correction, decode_cost, name_hash, prefill_cost
-from libs.controller.protocol import Heartbeat, Load, PrefillCost, Tier, TierCost
+from libs.controller.protocol import DecodeCost, Heartbeat, Load, PrefillCost, Tier, TierCost
 
 Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
@@ -27,7 +27,7 @@ IDLE_AT, STRETCH, FIRST = (
     0,
     1,
     2,
-)  # IDLE_AT: on the router's clock; STRETCH: ms a prompt token longer while lanes decode
+)  # IDLE_AT: on the router's clock; STRETCH: ms longer a prompt token while lanes decode
 BY_QUEUE, BY_RESTORE, BY_PREFILL, BY_FIRST = 3, 4, 5, 6  # corrections
 FREE, EVICTABLE, TOTAL, PAGE, CONTEXT, DRAINING = 7, 8, 9, 10, 11, 12
 LATENCY, PER_BYTE, BREAK_EVEN, ORDER = 13, 18, 23, 28  # each begins a row per tier, in TIERS' order
@@ -51,6 +51,10 @@ class View(Protocol):
     def load(self) -> Load: ...
     @property
     def costs(self) -> Mapping[Tier, TierCost]: ...
+    @property
+    def prefill(self) -> tuple[PrefillCost, ...]: ...
+    @property
+    def decode(self) -> tuple[DecodeCost, ...]: ...
     @property
     def idle_at_ms(self) -> float: ...
     @property
@@ -103,11 +107,11 @@ class Table:
             self._tables.append(())
         self.size = max(self.size, slot + 1)
         decoding, pages = load.decoding, load.pages
-        step_ms = decode_cost(heartbeat.decode, decoding, knobs) if decoding else 0.0
+        step_ms = decode_cost(view.decode, decoding, knobs) if decoding else 0.0
         values = [
             view.idle_at_ms,
             step_ms / max(1, knobs.prefill_budget_tokens),
-            decode_cost(heartbeat.decode, decoding + 1, knobs),
+            decode_cost(view.decode, decoding + 1, knobs),
             correction.queue,
             correction.restore,
             correction.prefill,
@@ -124,8 +128,8 @@ class Table:
         if self._models[slot] != heartbeat.models:
             self._serve(slot, heartbeat.models)
             self._hashes[slot] = name_hash(heartbeat.worker)
-        if self._tables[slot] != heartbeat.prefill or not heartbeat.prefill:
-            self._price(slot, heartbeat.prefill)
+        if self._tables[slot] != view.prefill or not view.prefill:
+            self._price(slot, view.prefill)
 
     def clear(self, slot: int) -> None:
         """The slot is free."""

@@ -199,8 +199,8 @@ class Ways:
                 if rest:
                     load_ms, restore_ms, size, link, begin = rest
                     way = Way(
-                        slots[place], terms, column.tier, boundary, resident, score_ms, ttft_ms, "", load_ms, restore_ms,
-                        int(size), link, begin,
+                        slots[place], terms, column.tier, boundary, resident, score_ms, ttft_ms, "", load_ms,
+                        restore_ms, int(size), link, begin,
                     )  # fmt: skip
                 else:
                     name = self.prefixes.names.get(boundary, "")

@@ -1,0 +1,53 @@
+"""Costs as a router believes them: what a worker reports, smoothed over its heartbeats. Pure.
+
+A report is a measurement and off by what measurements are off by. Between workers that are equally fast, the one whose
+last report happened to be low would get every long prompt. What a worker gets wrong every time is not smoothed away:
+that is what corrections are for. A table with other buckets than before is taken as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from libs.controller.protocol import DecodeCost, PrefillCost, Tier, TierCost
+
+Prefill = tuple[PrefillCost, ...]
+Decode = tuple[DecodeCost, ...]
+
+
+def prefill(old: Prefill, new: Prefill, share: float) -> Prefill:
+    """`share` of the new table, the rest of the old."""
+    if old == new or [one.up_to_tokens for one in old] != [one.up_to_tokens for one in new]:
+        return new
+    return tuple(
+        [
+            PrefillCost(now.up_to_tokens, _mix(was.ms_per_token, now.ms_per_token, share))
+            for was, now in zip(old, new, strict=True)
+        ]
+    )
+
+
+def decode(old: Decode, new: Decode, share: float) -> Decode:
+    """`share` of the new table, the rest of the old."""
+    if old == new or [one.lanes for one in old] != [one.lanes for one in new]:
+        return new
+    return tuple(
+        [DecodeCost(now.lanes, _mix(was.step_ms, now.step_ms, share)) for was, now in zip(old, new, strict=True)]
+    )
+
+
+def tiers(old: Mapping[Tier, TierCost], new: Mapping[Tier, TierCost], share: float) -> dict[Tier, TierCost]:
+    """`share` of the new costs, the rest of the old; break-evens as they are now."""
+    return {tier: _tier(old.get(tier), cost, share) for tier, cost in new.items()}
+
+
+def _tier(old: TierCost | None, new: TierCost, share: float) -> TierCost:
+    if old is None or old == new or old.bytes_per_ms <= 0 or new.bytes_per_ms <= 0:
+        return new
+    per_byte = _mix(1 / old.bytes_per_ms, 1 / new.bytes_per_ms, share)
+    latency_ms = _mix(old.latency_ms, new.latency_ms, share)
+    return TierCost(new.tier, latency_ms, 1 / per_byte, new.break_even_tokens)
+
+
+def _mix(old: float, new: float, share: float) -> float:
+    return old + share * (new - old)
