@@ -10,7 +10,7 @@ import multiprocessing
 import os
 import statistics
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from pathlib import Path
@@ -64,32 +64,27 @@ def compare(wanted: Wanted, progress: Callable[[int, int], None] | None = None) 
     with ProcessPoolExecutor(min(os.cpu_count() or 1, total), context) as pool:
         scaling = {pool.submit(_load, wanted, tiers, rho): (tiers, rho) for tiers, rho in loads}
         running: dict[Future[Figures], _Run] = {}
-        pending: set[Future[float] | Future[Figures]] = {*scaling}
-        while pending:
-            ended, pending = wait(pending, return_when=FIRST_COMPLETED)
-            for future in ended:
-                done += 1
-                if future in scaling:
-                    tiers, rho = scaling[future]  # type: ignore[index]
-                    factor = future.result()
-                    assert isinstance(factor, float)
-                    for one in runs:
-                        if one[:2] == (tiers, rho):
-                            submitted = pool.submit(_replay, wanted, one, factor)
-                            running[submitted] = one
-                            pending.add(submitted)
-                else:
-                    result = future.result()
-                    assert isinstance(result, Figures)
-                    found[running[future]] = result  # type: ignore[index]
-                if progress is not None:
-                    progress(done, total)
+        for scaled_one in as_completed(scaling):
+            done = _told(progress, done, total)
+            factor = scaled_one.result()
+            for one in runs:
+                if one[:2] == scaling[scaled_one]:
+                    running[pool.submit(_replay, wanted, one, factor)] = one
+        for replayed in as_completed(running):
+            done = _told(progress, done, total)
+            found[running[replayed]] = replayed.result()
     return [
         Cell(tiers, rho, error, {name: _median(wanted, found, (tiers, rho, error, name)) for name in wanted.policies})
         for tiers in wanted.tiers
         for rho in wanted.rhos
         for error in wanted.errors
     ]
+
+
+def _told(progress: Callable[[int, int], None] | None, done: int, total: int) -> int:
+    if progress is not None:
+        progress(done + 1, total)
+    return done + 1
 
 
 def _runs(wanted: Wanted) -> list[_Run]:

@@ -146,7 +146,9 @@ class Worker:
             started = self._next(now)
             if started is None:
                 break
-            staged += self._start(started, now)
+            # Its wait ends with the first of its own tokens: those of others come before it in the iteration.
+            before = (costs.budget_tokens - budget) * costs.prefill_ms
+            staged += self._start(started, now, now + before)
             taken = min(started.left, budget)
             started.left -= taken
             budget -= taken
@@ -214,10 +216,10 @@ class Worker:
                 return self._waiting.pop(index)
         return None
 
-    def _start(self, job: Job, now: float) -> int:
+    def _start(self, job: Job, now: float, begins: float) -> int:
         """Returns the tokens staged."""
         request = job.request
-        job.started_ms = now
+        job.started_ms = begins
         planned = request.end(job.boundary) - request.end(job.resident)
         resident = self.tiers.prefix(request.blocks)
         held = max(resident, job.boundary)
