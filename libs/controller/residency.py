@@ -173,7 +173,7 @@ class ResidencyIndex:
         for gone in heartbeat.gone:
             self._remove(slot, key_of(gone.hash), gone.tier)
         for resident in heartbeat.resident:
-            self._add(slot, resident, now_ms)
+            self.add(slot, resident, now_ms)
 
     def forget(self, worker: str) -> None:
         """All of a worker's boundaries."""
@@ -203,7 +203,8 @@ class ResidencyIndex:
             if not by_slot:
                 del self.assumed[key]
 
-    def _add(self, slot: int, resident: Resident, now_ms: float) -> None:
+    def add(self, slot: int, resident: Resident, now_ms: float) -> None:
+        """A boundary that the worker in the slot holds now."""
         key, tier, bit = key_of(resident.hash), resident.tier, 1 << slot
         if tier is Tier.GPU or tier is Tier.RAM:
             holders = self.gpu if tier is Tier.GPU else self.ram

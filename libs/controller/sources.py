@@ -200,7 +200,8 @@ class Sources:
     @property
     def any(self) -> bool:
         """Whether there is anything to restore."""
-        return any(any(bools) for bools in (*self.memory, *self.disks, *self.durable))
+        lists: tuple[Sequence[int], ...] = (*self.memory, *self.disks, *self.durable)
+        return any(any(held) for held in lists)
 
     def restores(self, cases: Cases, length: int, limit: int) -> Found:
         """The best restore of every case and farthest tier; no boundary beyond `limit`, prompt of `length` tokens."""
@@ -261,7 +262,8 @@ class Sources:
         width = -(-self._slots // 8)
         raw = np.frombuffer(b"".join([mask.to_bytes(width, "little") for mask in masks]), np.uint8)
         columns = raw.reshape(len(masks), width).T[slots >> 3]
-        return (columns & (1 << (slots & 7)).astype(np.uint8)[:, None]).astype(np.bool_)
+        held: Flags = (columns & (1 << (slots & 7)).astype(np.uint8)[:, None]).astype(np.bool_)
+        return held
 
     def _best(
         self, cases: Cases, sizes: Sequence[Floats | None], usable: Flags, span: Ints, begins: Ints, length: int

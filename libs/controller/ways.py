@@ -212,7 +212,7 @@ class Ways:
         return found
 
 
-def _less(one: tuple[Floats, Ints, Ints], other: tuple[Floats, Ints, Ints]) -> Flags:
+def _less(one: tuple[Floats, Ints, Floats], other: tuple[Floats, Ints, Floats]) -> Flags:
     """Quicker, and of equals the one that leans on less: entry by entry, by the first that differs."""
     found: Flags = one[0] < other[0]
     equal = one[0] == other[0]

@@ -22,7 +22,7 @@ def held(end: int, tier: Tier = Tier.GPU) -> Resident:
 def verdict(resident: Resident, avoid: tuple[str, ...] = (), **changes: object) -> bool:
     request = a_request(LENGTH)
     fleet = observe(Fleet(), heartbeat("w0", resident=(resident,), **changes), heartbeat("w1"))
-    return covered(request, candidates.variant(MODEL, request), fleet, avoid)
+    return covered(request, candidates.variant(MODEL, request), fleet, 0.0, avoid)
 
 
 @pytest.mark.parametrize(("end", "is_covered"), [(256, False), (512, True), (528, True), (688, True)])
@@ -41,4 +41,4 @@ def test_only_device_pages_of_a_worker_that_may_begin_at_once_count() -> None:
 def test_nothing_resident_is_never_covered_however_short_the_request() -> None:
     for length in (2, 17, 40, 300):
         request = a_request(length)
-        assert not covered(request, candidates.variant(MODEL, request), observe(Fleet(), heartbeat("w0")))
+        assert not covered(request, candidates.variant(MODEL, request), observe(Fleet(), heartbeat("w0")), 0.0)

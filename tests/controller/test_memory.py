@@ -77,4 +77,4 @@ def test_the_index_follows_groups_as_they_come_and_go() -> None:
     beat(gone=(Gone("aa", Tier.RAM),))
     assert not index.in_memory("w", "aa", "other") and Tier.GPU in index.holders("aa")["w"]
     index.forget("w")
-    assert not len(index) and not index._parts
+    assert not len(index) and not index.parts
