@@ -54,6 +54,7 @@ class Prefixes:
         self,
         request: GenerationRequest,
         chain: chains.Chain,
+        keys: Sequence[int],
         links: Sequence[Link],
         sources: Sources,
         index: ResidencyIndex,
@@ -61,7 +62,7 @@ class Prefixes:
     ) -> None:
         """One pass over the chain, from the longest boundary down."""
         self._find_lower(links, sources)
-        runs = self._find_resident(chain, index)
+        runs = self._find_resident(chain, keys, index)
         if index.tail_ends:
             self._find_tails(request, chain, runs[: knobs.tail_parents], index)
         np.maximum(self.own, self.device, out=self.own)
@@ -80,13 +81,12 @@ class Prefixes:
                     _assign(self.own, fresh, links[position].end)
                     seen |= fresh
 
-    def _find_resident(self, chain: chains.Chain, index: ResidencyIndex) -> list[tuple[str, int]]:
+    def _find_resident(self, chain: chains.Chain, keys: Sequence[int], index: ResidencyIndex) -> list[tuple[str, int]]:
         """Returns the chunks where somebody's run ends."""
         runs: list[tuple[str, int]] = []
         moving = bool(index.coming or index.assumed)
         seen, last, remembered = 0, 0, False
-        for node in reversed(chain.chunks):
-            key = key_of(node.hash)
+        for node, key in zip(reversed(chain.chunks), reversed(keys), strict=True):
             holders = index.gpu.get(key, 0)
             if holders is not last and holders:
                 last = holders
@@ -191,13 +191,26 @@ def _bounds(own: Ints, table: Table, sources: Sources, length: int, now_ms: floa
     first = values[rows.FIRST] * values[rows.BY_FIRST]
     whole = 1.0 + knobs.work_weight
     bound: Floats = wait + (length - own) * per_token * whole + first
-    by_restore = values[rows.BY_RESTORE]
-    for tier, boundary, size in sources.shared():
-        rest = size / boundary * (boundary - np.minimum(own, boundary))
-        load = (values[rows.LATENCY + tier] + rest * values[rows.PER_BYTE + tier]) * by_restore
-        stage = (values[rows.LATENCY + _GPU] + rest * values[rows.PER_BYTE + _GPU]) * by_restore
-        cost = np.maximum(wait, load) + (stage + (length - boundary) * per_token) * whole + first
-        may = (values[rows.ORDER + tier] < rows.NO_WAY) & (boundary - own >= values[rows.BREAK_EVEN + tier])
+    shared = sources.shared()
+    if shared is None:
+        return bound
+    by_restore, boundary = values[rows.BY_RESTORE], shared.boundary
+    each = shared.size / boundary  # bytes a token
+    gap = boundary - np.minimum(own, boundary)
+    latency, per_byte = np.full(table.size, np.inf), np.full(table.size, np.inf)
+    for tier in shared.tiers:
+        may = (values[rows.ORDER + tier] < rows.NO_WAY) & (gap >= values[rows.BREAK_EVEN + tier])
+        np.minimum(latency, values[rows.LATENCY + tier], out=latency, where=may)
+        np.minimum(per_byte, values[rows.PER_BYTE + tier], out=per_byte, where=may)
+    may = np.isfinite(per_byte) & (gap > 0)
+    latency, per_byte = np.where(may, latency, 0.0), np.where(may, per_byte, 1.0)
+    # All that is shared; or as much of it as comes while the request waits anyhow.
+    hidden = np.clip((wait / by_restore - latency) / np.maximum(per_byte * each, 1e-12), 0.0, gap)
+    for tokens in (gap, hidden):
+        load = (latency + tokens * each * per_byte) * by_restore
+        stage = (values[rows.LATENCY + _GPU] + tokens * each * values[rows.PER_BYTE + _GPU]) * by_restore
+        prefill = (length - (boundary - gap) - tokens) * per_token
+        cost = np.maximum(wait, load) + (stage + prefill) * whole + first
         np.minimum(bound, np.where(may, cost, np.inf), out=bound)
     return bound
 

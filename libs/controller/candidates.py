@@ -145,7 +145,7 @@ class _Planning:
         self.sources = Sources(self.links, entry.model.groups, self.index, knobs.work_weight)
         self.named = Named(self.links, entry.model.groups, fleet, knobs)
         self.prefixes = Prefixes(self.table.size)
-        keys = tuple([key_of(node.hash) for node in entry.chain.chunks])
+        self.keys = keys = tuple([key_of(node.hash) for node in entry.chain.chunks])
         ends = tuple([node.end for node in entry.chain.chunks])
         fleet.planned(request.request_id, entry.model.fingerprint, (keys, ends))
 
@@ -154,7 +154,7 @@ class _Planning:
         serving = self.table.serving(self.entry.model.fingerprint)
         if serving is None:
             return None
-        self.prefixes.find(self.request, self.entry.chain, self.links, self.sources, self.index, self.knobs)
+        self.prefixes.find(self.request, self.entry.chain, self.keys, self.links, self.sources, self.index, self.knobs)
         able = self._counted(bounds.feasible(serving, self.table, self.wanted))
         own, table, sources = self.prefixes.own, self.table, self.sources
         slots = self._counted(

@@ -50,7 +50,7 @@ class PolicyKnobs:
     work_weight: float = 0.0  # of the device time a candidate takes, beside its time to first token: others wait for it
     near_tie_ratio: float = 0.01  # candidates within this share or
     near_tie_ms: float = 2.0  # this many ms of the best (the larger) are ordered by rendezvous hash
-    ranked: int = 32  # candidates kept after pruning
+    ranked: int = 24  # candidates kept after pruning
     correction_alpha: float = 0.01  # share of the sums of measured and predicted times that a new pair replaces
     correction_prior_ms: float = 1_000.0  # of right predictions that a worker is thought to have made before its first
     correction_low: float = 0.6  # bounds of a correction
@@ -65,7 +65,7 @@ class PolicyKnobs:
     default_bytes_per_ms: float = 1e6  # 1 GB/s, of a tier that has measured nothing yet
     default_latency_ms: float = 1.0
     considered: int = 32  # workers with something of the chain that are scored exactly, best by a bound
-    considered_others: int = 16  # and of those without
+    considered_others: int = 12  # and of those without
     peers_named: int = 4  # peers with a chunk in memory that an offer names
     tail_parents: int = 4  # chunk ends after which resident tails are looked for
 

@@ -147,6 +147,17 @@ class Found:
     cramped: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """A boundary that any worker can restore, the bytes it takes at least (windows apart), and the tiers it comes from
+    (places in SOURCES).
+    """
+
+    boundary: int
+    size: float
+    tiers: tuple[int, ...]
+
+
 class Sources:
     """Who holds what of a chain, by node and group: bits of slots, read once a plan."""
 
@@ -183,19 +194,22 @@ class Sources:
             return []
         return lists[0] if len(lists) == 1 else [reduce(or_, masks) for masks in zip(*lists, strict=True)]
 
-    def shared(self) -> list[tuple[int, int, int]]:
-        """How far anybody can restore from each tier that all can reach: its place in SOURCES, boundary, bytes."""
+    def shared(self) -> Shared | None:
+        """What every worker can restore from peers and the store together; None = nothing."""
         peers = [
             [bool(m or d) for m, d in zip(memory or disks, disks, strict=True)]
             for memory, disks in zip(self.memory, self.disks, strict=True)
         ]
-        found = []
-        for tier, groups in ((_PEER, peers), (_OBJECT, self.durable)):
-            whole = min([has.index(False) if False in has else len(has) for has in groups], default=0)
-            if whole:
-                size = sum([int(sizes[:whole].sum()) for sizes in self.sizes])
-                found.append((tier, self.links[whole - 1].end, size))
-        return found
+        either = [
+            [peer or kept for peer, kept in zip(*lists, strict=True)] for lists in zip(peers, self.durable, strict=True)
+        ]
+        whole = min([has.index(False) if False in has else len(has) for has in either], default=0)
+        if not whole:
+            return None
+        full = [sizes for group, sizes in zip(self.groups, self.sizes, strict=True) if not group.window]
+        size = sum([float(sizes[:whole].sum()) for sizes in full])
+        tiers = [tier for tier, lists in ((_PEER, peers), (_OBJECT, self.durable)) if any([any(has) for has in lists])]
+        return Shared(self.links[whole - 1].end, size, tuple(tiers))
 
     @property
     def any(self) -> bool:

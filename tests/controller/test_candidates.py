@@ -53,9 +53,7 @@ def naive_best(world: World) -> dict[str, float]:
     known = {node.chunk.hash for node in nodes}
     if entry.tail is None:
         spans += [
-            Chunk(link.hash, link.parent, link.start, link.end)
-            for link in entry.chain.chunks
-            if link.hash not in known
+            Chunk(link.hash, link.parent, link.start, link.end) for link in entry.chain.chunks if link.hash not in known
         ]
     facts = {node.chunk.hash: node for node in nodes}
     best: dict[str, float] = {}
