@@ -51,10 +51,10 @@ prove: setup  ## a claim or a group of claims at full size (NAME=2-demo, NAME=2)
 	@$(BIN)/python -m prove $(NAME) $(ARGS)
 
 # Another project's bench, for the claim that stands beside it; it takes torch from .venv. Never a dependency.
-PEERS := lmcache==0.5.6 aiofile==3.12.3 aiofiles==25.1.0 aiohappyeyeballs==2.7.1 aiohttp==3.14.5 aiosignal==1.4.0 \
+PEERS := ai-dynamo-runtime==1.6.1 lmcache==0.5.6 aiofile==3.12.3 aiofiles==25.1.0 aiohappyeyeballs==2.7.1 aiohttp==3.14.5 aiosignal==1.4.0 \
 	awscrt==0.38.1 cachetools==8.0.2 caio==0.12.10 cryptography==50.0.2 frozenlist==1.8.0 llvmlite msgspec multidict numba \
 	propcache psutil py-cpuinfo pyzmq yarl
-peers: setup  ## programs that claims are measured beside (4-tiers-speed), in .venv-peers
+peers: setup  ## programs that claims are measured beside (4-tiers-speed, 5-scale), in .venv-peers
 	@$(PYTHON) -m venv .venv-peers
 	@.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check --no-deps $(PEERS)
 	@$(CURDIR)/$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \

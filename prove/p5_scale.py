@@ -150,7 +150,7 @@ def _scale(workers: int, requests: int) -> dict[str, JsonValue]:
 
 
 def _cell(cell: _Cell) -> dict[str, JsonValue]:
-    recorded = read(_TRACE)
+    recorded = read(_TRACE, None if cell.requests >= 10_000 else 300)
     # Round robin in the tiers of the cell's workers, on one copy.
     factor = loaded(recorded, _LOAD, TierSet.LOCAL, 8, _COSTS)
     rows = Copies(scaled(recorded, factor), cell.workers, cell.requests)
