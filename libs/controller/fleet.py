@@ -61,6 +61,7 @@ class WorkerView:
     prefill: tuple[PrefillCost, ...] = ()
     decode: tuple[DecodeCost, ...] = ()
     heard_ms: float = 0.0  # when `load` came
+    reports: int = 1  # of its costs
     bookings: dict[AssignmentId, Booking] = field(default_factory=dict)
     idle_at_ms: float = 0.0  # when all that is known of will be worked off
     booked_pages: int = 0
@@ -142,7 +143,8 @@ class Fleet:
         costs = {cost.tier: cost for cost in heartbeat.tiers}
         view = WorkerView(heartbeat, heartbeat.load, costs, heartbeat.prefill, heartbeat.decode, now_ms)
         if old is not None:
-            share = self.knobs.cost_share
+            view.reports = old.reports + 1
+            share = max(self.knobs.cost_share, 1 / view.reports)  # the mean of the first few
             view.costs = smoothing.tiers(old.costs, costs, share)
             view.prefill = smoothing.prefill(old.prefill, heartbeat.prefill, share)
             view.decode = smoothing.decode(old.decode, heartbeat.decode, share)

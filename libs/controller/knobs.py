@@ -56,7 +56,7 @@ class PolicyKnobs:
     correction_low: float = 0.6  # bounds of a correction
     correction_high: float = 1.6
     correction_floor_ms: float = 1.0  # predictions smaller than this teach nothing
-    cost_share: float = 0.05  # of what is believed of a worker's costs that a heartbeat replaces
+    cost_share: float = 0.05  # of what is believed of a worker's costs that a heartbeat replaces; more of the first few
     overload_queue_ms: float = 5_000.0  # a predicted queue above this freezes the corrections
     prefill_budget_tokens: int = 512  # prompt tokens of one iteration, for the stretch of prefill while lanes decode
     settle_ms: float = 100.0  # a heartbeat this long after an acceptance contains the assignment

@@ -42,6 +42,7 @@ _GROUP = LayerGroup("full", (0,), 0, 1, 1, "float32")
 _TOKEN_BYTES = 8  # of that group
 _MODEL = Model("1" * 64, (_GROUP,), BLOCK_TOKENS)
 _FURTHEST = 1 << 30
+_KEPT = 1 << 19  # blocks whose names, links and facts are kept: made again when they are wanted again
 
 
 def knobs(costs: Costs) -> PolicyKnobs:
@@ -82,6 +83,9 @@ class Segue(Policy):
 
     def choose(self, number: int, request: Recorded, now: float) -> int:
         name = f"{self._seed}-{number}"
+        if len(self._hashes) > _KEPT:
+            for kept in (self._hashes, self._links, self._facts):
+                kept.clear()
         # Nothing reads the tokens: the chain is given, and no worker advertises a tail.
         tokens = cast("tuple[int, ...]", range(request.input_tokens))
         asked = GenerationRequest(name, "m", tokens, request.input_tokens, max(1, request.output_tokens))
@@ -104,7 +108,11 @@ class Segue(Policy):
     def heard(self, sample: Sample, now: float) -> None:
         for block, there in sample.ssd:
             old, bit = self._disks.get(block, 0), 1 << sample.worker
-            self._disks[block] = old | bit if there else old & ~bit
+            left = old | bit if there else old & ~bit
+            if left:
+                self._disks[block] = left
+            else:
+                self._disks.pop(block, None)
         self.fleet.observe(Observed(self._heartbeat(sample), False, True), now)
 
     def finished(self, worker: int, job: Job, now: float) -> None:
