@@ -13,6 +13,7 @@ class RouterKnobs:
     default_deadline_ms: float = 600_000.0  # of a request that brings none
     attempts: int = 6  # attempts that failed (capacity declines apart) after which the request fails
     worker_losses: int = 2  # losses of its worker after which a request fails with its id; unanswered offers count half
+    drop_window_ms: float = 2_000.0  # a route dropped this shortly before its process was lost was lost with it
     prompt_crashes: int = 2  # crashes with one whole prompt outstanding after which the prompt rests
     prompt_rest_ms: float = 600_000.0  # how long it rests; also how long a crash is remembered
     prompts_remembered: int = 4_096  # prompts with a crash on record; the oldest is forgotten

@@ -121,6 +121,7 @@ class RouterMachine(RouterActions):
                     # An offer that could not even be sent says something about the worker; a broken stream does not:
                     # its resume is best served where the state is.
                     unsent = state.phase is Phase.OFFERED
+                    self._note_drop(state, _blame(state))
                     self._over(state, Outcome.ROUTE_DROPPED, event.reason, cancel=True, avoid=unsent)
                     self._offer_next(state)
             case RequestCancelled():
@@ -321,22 +322,40 @@ class RouterMachine(RouterActions):
 
     def _unavailable(self, event: WorkerUnavailable) -> None:
         lost = event.loss is not Loss.RETIRED
-        hit = [self._requests[key] for key in self._by_process.get((event.worker, event.epoch), {})]
+        process = (event.worker, event.epoch)
+        hit = [self._requests[key] for key in self._by_process.get(process, {})]
+        earliest = self._now - self.knobs.drop_window_ms
+        dropped = [(state, weight) for at, state, weight in self._dropped.pop(process, ()) if at >= earliest]
         if lost:
+            # However often its route was dropped there: one process is one loss.
+            weights: dict[int, tuple[RequestState, float]] = {}
+            for state, weight in (*dropped, *((state, _blame(state)) for state in hit)):
+                weights[id(state)] = (state, max(weight, weights.get(id(state), (state, 0.0))[1]))
             blamed: dict[str, float] = {}
-            for state in hit:
-                blamed[state.prompt] = max(blamed.get(state.prompt, 0.0), _blame(state))
+            for state, weight in weights.values():
+                blamed[state.prompt] = max(blamed.get(state.prompt, 0.0), weight)
+                state.losses += 1
+                state.blame += weight
             for prompt, weight in blamed.items():
                 self._guard.crashed(prompt, self._now, weight)
         trigger = Trigger.WORKER_LOST if lost else Trigger.WORKER_RETIRED
         for state in hit:
             if not self._step(state, trigger, event):
                 continue
-            state.losses += lost
-            state.blame += _blame(state) if lost else 0.0
             outcome = Outcome.WORKER_LOST if lost else Outcome.WORKER_RETIRED
             # A worker that is only silent may still be computing: should the cancel reach it, the better.
             self._over(state, outcome, f"worker {event.worker} {event.loss.value}", cancel=True, avoid=True)
+            self._offer_next(state)
+        if lost:
+            for state, _ in dropped:
+                self._lost_before(state, event)
+
+    def _lost_before(self, state: RequestState, event: WorkerUnavailable) -> None:
+        """Its route was dropped a moment ago because its worker died: if that is one loss too many, it ends here."""
+        live = self._requests.get(state.request.request_id) is state
+        too_many = live and state.active is not None and state.blame >= self.knobs.worker_losses
+        if too_many and self._step(state, Trigger.WORKER_LOST, event):
+            self._over(state, Outcome.CANCELLED, f"worker {event.worker} {event.loss.value} before", cancel=True)
             self._offer_next(state)
 
     # --- guards ---

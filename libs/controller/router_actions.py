@@ -70,6 +70,8 @@ class RouterActions:
         self._queue = FairQueue(knobs.queue, knobs.queue_per_tenant, dict(knobs.tenant_weights))
         self._requests: dict[str, RequestState] = {}
         self._by_process: dict[tuple[str, int], dict[str, None]] = {}  # (worker, epoch) -> requests active there
+        # (worker, epoch) -> routes dropped there of late: (time, request, what a loss would say against it)
+        self._dropped: dict[tuple[str, int], list[tuple[float, RequestState, float]]] = {}
         self._arrivals = 0
         self._plans = 0
         self._visited: set[str] = set()  # waiters this wave has tried
@@ -247,6 +249,16 @@ class RouterActions:
             raise ControllerBugError(state.phase.value, Trigger.WOKEN.value, "a queued request that does not wait")
         state.waiter, state.passes = waiter, passes - 1
         self._plan(state, fresh=state.plan.partial)
+
+    def _note_drop(self, state: RequestState, weight: float) -> None:
+        """A process that dies loses its tunnels one by one: only the last says that it is lost."""
+        candidate = must_have(state).candidate
+        earliest = self._now - self.knobs.drop_window_ms
+        for process in [process for process, drops in self._dropped.items() if drops[-1][0] < earliest]:
+            del self._dropped[process]
+        drops = self._dropped.setdefault((candidate.worker, candidate.epoch), [])
+        drops[:] = [drop for drop in drops if drop[0] >= earliest]
+        drops.append((self._now, state, weight))
 
     def _settle(self, attempt: Attempt, result: Result) -> None:
         attempt.usage, attempt.timings = result.usage, result.timings

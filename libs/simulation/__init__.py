@@ -1,1 +1,1 @@
-"""The cluster under logical time: the same machines, declared costs."""
+"""The simulator: the controller's own machines under logical time. See README.md."""

@@ -1,0 +1,169 @@
+"""A random schedule from a seed: small clusters, prompts that share prefixes, three to ten faults of every kind."""
+
+from __future__ import annotations
+
+import random
+
+from libs.simulation import forgeries
+from libs.simulation.planning import Misplan
+from libs.simulation.schedule import Ask, Do, Fault, Schedule, Settings, WorkerSpec
+
+_SPAN_MS = 1_500.0  # asks arrive within it
+
+# How often a kind is drawn, of the sum.
+_WEIGHTS: dict[Do, int] = {
+    Do.PARTITION: 5,
+    Do.JITTER: 7,
+    Do.REPEAT: 5,
+    Do.LOSE_TUNNEL: 6,
+    Do.LOSE_ATTACH: 3,
+    Do.CRASH: 6,
+    Do.DRAIN: 4,
+    Do.MUTE: 3,
+    Do.STALE: 3,
+    Do.SLOW: 4,
+    Do.VANISH: 2,
+    Do.CORRUPT: 2,
+    Do.COLLECT: 2,
+    Do.CATALOG_AWAY: 2,
+    Do.CANCEL: 6,
+    Do.CANCEL_BY_ID: 1,
+    Do.RESUBMIT: 1,
+    Do.DEVICE_ERROR: 2,
+    Do.PRESSURE: 3,
+    Do.RELABEL: 2,
+    Do.MISPLAN: 5,
+    Do.STRAY_TIMER: 4,
+    Do.STRAY_PLAN: 3,
+    Do.STRAY_CANCEL: 2,
+    Do.FORGE: 8,
+    Do.FORGE_OFFER: 5,
+    Do.WAKE: 1,
+}
+_KINDS = [kind for kind, weight in _WEIGHTS.items() for _ in range(weight)]
+
+
+def generate(seed: int) -> Schedule:
+    """The seed's schedule."""
+    draw = random.Random(seed)  # noqa: S311 - a schedule, not a secret
+    settings = _settings(draw)
+    asks = _asks(draw, settings)
+    faults = tuple(sorted((_fault(draw, settings, asks) for _ in range(draw.randint(4, 10))), key=lambda f: f.at_ms))
+    return Schedule(f"seed-{seed}", settings, asks, faults, seed=seed)
+
+
+def _settings(draw: random.Random) -> Settings:
+    page_tokens = draw.choice((16, 16, 32))
+    tight = draw.random() < 0.5
+    workers = []
+    for index in range(draw.randint(2, 4)):
+        pages = draw.randint(8, 14) if tight else draw.randint(16, 30)
+        context = draw.choice((128, 256, 512))
+        workers.append(
+            WorkerSpec(
+                name=f"w{index}",
+                lanes=draw.randint(1, 3),
+                pages=max(6, pages * 16 // page_tokens),
+                page_tokens=page_tokens,
+                context=context,
+                claims_context=512 if draw.random() < 0.15 else 0,
+                control_tasks=draw.choice((2, 3, 6)),
+                prefill_ms=draw.choice((0.3, 1.0, 2.0)),
+                decode_ms=draw.choice((5.0, 10.0, 20.0)),
+                evict_ms=draw.choice((0.0, 2.0, 10.0)),
+                reserve_ms=draw.choice((0.5, 1.0, 15.0)),
+                queue_margin_ms=draw.choice((10.0, 50.0, 200.0)),
+            )
+        )
+    return Settings(
+        workers=tuple(workers),
+        routers=draw.choice((1, 2, 2, 3)),
+        tunnels=draw.choice((1, 1, 2)),
+        burst=draw.choice((1, 1, 2, 3, 0)),
+        offer_timeout_ms=draw.choice((40.0, 100.0, 200.0)),
+        queue=draw.choice((2, 8, 64)),
+        queue_per_tenant=draw.choice((1, 4, 16)),
+        attempts=draw.choice((3, 6)),
+        heartbeat_ms=300.0,
+        expiry_ms=900.0,
+        settle_ms=900.0,
+    )
+
+
+def _asks(draw: random.Random, settings: Settings) -> tuple[Ask, ...]:
+    asks = []
+    for index in range(draw.randint(7, 13)):
+        budget = draw.randint(1, 9)
+        long = draw.random() < 0.06
+        asks.append(
+            Ask(
+                name=f"a{index}",
+                at_ms=round(draw.uniform(0, _SPAN_MS), 1),
+                prefix=draw.choice(("p", "q")),
+                shared=draw.choice((0, 16, 48, 64, 100)) if not long else draw.choice((256, 272)),
+                own=draw.randint(1, 30),
+                budget=budget,
+                length=-1 if draw.random() < 0.7 else draw.randint(0, budget),
+                deadline_ms=round(draw.choice((400.0, 2_000.0, 4_000.0)) * draw.uniform(0.8, 1.2)),
+                tenant=draw.choice(("t", "u")),
+                priority=draw.randint(0, 1),
+                model="m" if draw.random() > 0.01 else "unheard-of",
+                router=draw.randrange(settings.routers),
+                deadly=draw.random() < 0.03,
+            )
+        )
+    return tuple(asks)
+
+
+def _fault(draw: random.Random, settings: Settings, asks: tuple[Ask, ...]) -> Fault:
+    kind = draw.choice(_KINDS)
+    at_ms = round(draw.uniform(0, _SPAN_MS + 500), 1)
+    router = f"r{draw.randrange(settings.routers)}"
+    worker = draw.choice(settings.workers).name
+    ask = draw.choice(asks)
+    pair = (router, worker) if draw.random() < 0.5 else (worker, router)
+    number = draw.randrange(1_000)
+    match kind:
+        case Do.PARTITION:
+            return Fault(at_ms, kind, *pair, ms=round(draw.uniform(20, 1_500)))
+        case Do.JITTER:
+            pattern = tuple(draw.choice((0.0, 0.0, 1.5, 4.0, 12.0, 60.0, 250.0)) for _ in range(draw.randint(2, 7)))
+            return Fault(at_ms, kind, *pair, ms=round(draw.uniform(100, 1_500)), pattern=pattern)
+        case Do.REPEAT:
+            return Fault(at_ms, kind, *pair, ms=round(draw.uniform(100, 1_500)), n=draw.randint(1, 3))
+        case Do.LOSE_TUNNEL:
+            return Fault(at_ms, kind, router, worker, ms=draw.choice((0.0, 5.0, 200.0)), n=number)
+        case Do.CRASH:
+            who = router if draw.random() < 0.3 else worker
+            return Fault(at_ms, kind, who, ms=round(draw.uniform(10, 800)))
+        case Do.DRAIN:
+            return Fault(at_ms, kind, worker, ms=draw.choice((0.0, 40.0, 1_000.0)))
+        case Do.MUTE | Do.STALE:
+            return Fault(at_ms, kind, worker, router, ms=draw.choice((500.0, 1_300.0)))
+        case Do.SLOW:
+            part = draw.choice(("prefill", "decode", "ram", "ssd", "peer", "object"))
+            return Fault(at_ms, kind, worker, part, ms=800.0, n=draw.choice((3, 30)))
+        case Do.VANISH | Do.CORRUPT:
+            return Fault(at_ms, kind, draw.choice((worker, "object")), n=number)
+        case Do.CATALOG_AWAY:
+            return Fault(draw.choice((0.0, at_ms)), kind, ms=round(draw.uniform(100, 1_000)))
+        case Do.CANCEL:
+            return Fault(round(ask.at_ms + draw.uniform(0, 150), 1), kind, ask.name)
+        case Do.CANCEL_BY_ID:
+            return Fault(round(ask.at_ms + draw.uniform(0, 150), 1), kind, ask.name, router)
+        case Do.RESUBMIT:
+            return Fault(round(ask.at_ms + draw.uniform(1, 100), 1), kind, ask.name)
+        case Do.DEVICE_ERROR | Do.PRESSURE | Do.RELABEL:
+            return Fault(at_ms, kind, worker, n=number)
+        case Do.MISPLAN:
+            return Fault(at_ms, kind, router, n=draw.randrange(len(Misplan)))
+        case Do.FORGE:
+            return Fault(at_ms, kind, router, n=draw.randrange(4 * forgeries.TO_ROUTER))
+        case Do.FORGE_OFFER:
+            return Fault(at_ms, kind, worker, n=draw.randrange(forgeries.TO_WORKER))
+        case Do.WAKE:
+            return Fault(at_ms, kind, router, n=draw.randint(1, 3))
+        case Do.COLLECT:
+            return Fault(at_ms, kind, n=number)
+        case _:
+            return Fault(at_ms, kind, router, n=number)
