@@ -1,1 +1,1 @@
-"""`segue sim`: the cluster's decisions under logical time."""
+"""`segue sim`: the controller's machines under logical time."""

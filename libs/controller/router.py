@@ -231,6 +231,9 @@ class RouterMachine(RouterActions):
         roomless = reply.reason in CAPACITY_DECLINES
         # A stale prefix says nothing against this worker's other tiers and boundaries.
         stale_prefix = reply.reason is DeclineReason.PREFIX_GONE
+        # Another router's attempt of this number still quiesces there (a resubmission): the next number is news to it.
+        taken = reply.reason is DeclineReason.DUPLICATE
+        choice = must_have(state).choice
         self._over(
             state,
             Outcome.DECLINED,
@@ -238,9 +241,11 @@ class RouterMachine(RouterActions):
             decline=reply.reason,
             spent=not roomless,
             starved=roomless,
-            drop_worker=not stale_prefix,
-            avoid=not stale_prefix,
+            drop_worker=not (stale_prefix or taken),
+            avoid=not (stale_prefix or taken),
         )
+        if taken:
+            state.remaining.insert(0, choice)
         self._offer_next(state)
 
     def _delta(self, event: DeltaReceived) -> None:

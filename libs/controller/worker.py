@@ -66,6 +66,9 @@ from libs.controller.worker_events import (
 from libs.controller.worker_state import AssignmentState
 from libs.controller.worker_table import RUNNING, TABLE, Phase, Trigger
 
+# The tunnel of what came on one that is not known.
+_ANY = -1
+
 # Phases in which the assignment no longer says anything, so that late local events are normal.
 _SILENT = frozenset({Phase.VOIDED, Phase.ENDING, Phase.FENCED})
 
@@ -87,7 +90,9 @@ class WorkerMachine:
         self.declines: Counter[DeclineReason] = Counter()
         self._contexts = dict(contexts)
         self._assignments: dict[AssignmentId, AssignmentState] = {}
-        self._attempts: dict[str, int] = {}  # highest attempt heard of, by request; oldest first
+        # Highest attempt heard of, by request and tunnel; oldest first. A repeated offer comes on its own tunnel: another
+        # router's first attempt is none. Of a cancel the tunnel is not known (_ANY).
+        self._attempts: dict[tuple[str, int], int] = {}
         self._cut = 0  # assignments the end of the grace period cancelled
         self._drained_said = False
         self._out: list[WorkerEffect] = []
@@ -211,7 +216,7 @@ class WorkerMachine:
         refusal = self._refusal(event)
         if offer.epoch == self.epoch:
             self._supersede(offer.assignment, event)
-            self._remember(offer.assignment)
+            self._remember(offer.assignment, event.tunnel)
         if refusal is not None:
             reason, detail = refusal
             self._decline(offer, event.tunnel, reason, detail, event.queue_ms, event.pages)
@@ -233,9 +238,9 @@ class WorkerMachine:
             return DeclineReason.CONTEXT_EXCEEDED, f"{wanted} tokens, the context takes {context}"
         if request.deadline_ms <= 0:
             return DeclineReason.DEADLINE_PASSED, "no time is left"
-        known = self._attempts.get(request.request_id, 0)
-        if offer.assignment.attempt <= known:
-            return DeclineReason.DUPLICATE, f"attempt {known} is known already"
+        known = max(self._attempts.get((request.request_id, tunnel), 0) for tunnel in (event.tunnel, _ANY))
+        if offer.assignment.attempt <= known or offer.assignment in self._assignments:
+            return DeclineReason.DUPLICATE, f"attempt {max(known, offer.assignment.attempt)} is known already"
         if self.draining:
             return DeclineReason.DRAINING, "the worker is draining"
         if len(self._assignments) >= self.knobs.max_control_tasks:
@@ -248,14 +253,18 @@ class WorkerMachine:
 
     def _supersede(self, assignment: AssignmentId, event: OfferReceived) -> None:
         """A later attempt proves that the router gave up the earlier ones, even if their cancel was lost."""
-        known = self._attempts.get(assignment.request_id, 0)
-        earlier = self._assignments.get(AssignmentId(assignment.request_id, known))
-        if known < assignment.attempt and earlier is not None and (earlier.phase, Trigger.CANCEL) in TABLE:
-            self._end_early(earlier, Trigger.CANCEL, event, "superseded by a later attempt")
+        earlier = [
+            state
+            for known, state in self._assignments.items()
+            if known.request_id == assignment.request_id and known.attempt < assignment.attempt
+        ]
+        for state in earlier:
+            if (state.phase, Trigger.CANCEL) in TABLE:
+                self._end_early(state, Trigger.CANCEL, event, "superseded by a later attempt")
 
-    def _remember(self, assignment: AssignmentId) -> None:
-        highest = max(self._attempts.pop(assignment.request_id, 0), assignment.attempt)
-        self._attempts[assignment.request_id] = highest
+    def _remember(self, assignment: AssignmentId, tunnel: int) -> None:
+        key = (assignment.request_id, tunnel)
+        self._attempts[key] = max(self._attempts.pop(key, 0), assignment.attempt)
         while len(self._attempts) > self.knobs.attempts_remembered:
             del self._attempts[next(iter(self._attempts))]
 
@@ -287,7 +296,7 @@ class WorkerMachine:
         state = self._assignments.get(cancel.assignment)
         if state is None:
             # It may have overtaken its offer, which must then find that it is no longer wanted.
-            self._remember(cancel.assignment)
+            self._remember(cancel.assignment, _ANY)
             self.fence.count(WorkerFence.UNKNOWN_ASSIGNMENT, event)
             return
         self._end_early(state, Trigger.CANCEL, event)

@@ -73,6 +73,7 @@ def _settings(draw: random.Random) -> Settings:
                 evict_ms=draw.choice((0.0, 2.0, 10.0)),
                 reserve_ms=draw.choice((0.5, 1.0, 15.0)),
                 queue_margin_ms=draw.choice((10.0, 50.0, 200.0)),
+                tells_lane=draw.random() < 0.9,
             )
         )
     return Settings(

@@ -7,7 +7,6 @@ Every operation tells the watch which pages it touches, from its start to its qu
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -66,7 +65,6 @@ class Runtime:
         self.jobs: dict[AssignmentId, Job] = {}
         self.alive = True
         self.busy_ms = 0.0
-        self.computed: Counter[str] = Counter()  # prefills of each shared prefix that had to compute some of it
         self._lanes = spec.lanes
 
     # --- what the node reads ---
@@ -228,9 +226,10 @@ class Runtime:
         self._lanes -= 1
         job.lane, job.stage, job.began_ms = True, "prefill", self.agenda.now
         self.world.watch.op_holds(self.spec.name, job.assignment, self._pages(job))
-        self._tell(wx.LaneGranted(job.assignment))
+        if self.spec.tells_lane:
+            self._tell(wx.LaneGranted(job.assignment))
         if job.ask.shared > job.cached and not job.drawn:
-            self.computed[job.ask.prefix] += 1
+            self.world.worker(self.spec.name).prefills[job.ask.prefix] += 1
         self._later(job, (job.length - job.cached) * self._prefill_ms(), self._prefilled)
         self.world.worker(self.spec.name).hurry()
 

@@ -84,7 +84,8 @@ class Fault:
 class WorkerSpec:
     """One worker: its size, and its declared costs in ms (restores: per token, by tier, plus a latency of 1 ms).
 
-    `claims_context`: what its heartbeats say the context is; 0 = the truth.
+    `claims_context`: what its heartbeats say the context is; 0 = the truth. `tells_lane`: whether its runtime reports
+    that a run got a lane (a runtime of one lane need not).
     """
 
     name: str
@@ -103,6 +104,7 @@ class WorkerSpec:
     reserve_ms: float = 1.0
     evict_ms: float = 2.0
     queue_margin_ms: float = 200.0
+    tells_lane: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ A process dies and comes back under a new epoch (`Restarted`); its disk stays, i
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from typing import TYPE_CHECKING
 
 from libs.continuation import chain as chains
@@ -66,6 +66,7 @@ class WorkerNode:
         self.offers: dict[AssignmentId, Offer] = {}
         self.ram: dict[str, None] = {}
         self.busy_ms = 0.0
+        self.prefills: Counter[str] = Counter()  # of each shared prefix that had to compute some of it
         self._events: deque[wx.WorkerEvent] = deque()
         self._feeding = False
         self._hurried = False

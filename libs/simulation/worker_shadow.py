@@ -79,6 +79,10 @@ class WorkerShadow(Invariant):
                 if not self.draining and effects:
                     raise self.broken(f"{worker} does not drain, and {event} caused {effects}")
                 must_end = [key for key, known in self.known.items() if not known.silent] if self.draining else []
+            case wx.ReservationRefused():
+                known = self.known.get(event.assignment)
+                if known is not None and known.silent:
+                    del self.known[event.assignment]  # given up meanwhile: nobody is told
             case wx.DrainRequested():
                 self.draining = True
             case wx.Restarted():
