@@ -90,8 +90,8 @@ class WorkerMachine:
         self.declines: Counter[DeclineReason] = Counter()
         self._contexts = dict(contexts)
         self._assignments: dict[AssignmentId, AssignmentState] = {}
-        # Highest attempt heard of, by request and tunnel; oldest first. A repeated offer comes on its own tunnel: another
-        # router's first attempt is none. Of a cancel the tunnel is not known (_ANY).
+        # Highest attempt heard of, by request and tunnel; oldest first. A repeated offer comes on its own tunnel:
+        # another router's first attempt is none. Of a cancel the tunnel is not known (_ANY).
         self._attempts: dict[tuple[str, int], int] = {}
         self._cut = 0  # assignments the end of the grace period cancelled
         self._drained_said = False

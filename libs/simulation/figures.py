@@ -2,8 +2,9 @@
 
 `ask.NAME.{outcome,tokens,ttft_ms,workers,attempts,tier,submissions}`, `worker.NAME.{busy_ms,served}`,
 `computed.PREFIX` (prefills that had to compute some of a shared prefix, over all workers), `restored.TIER` (tokens),
-`busy.max_over_mean`, `fleet.killed` (workers, by queries of death), `ttft.{mean_ms,most_ms,most_over_alone}` (alone: the same prompt on the quickest worker, with
-nothing resident and nobody else there), `run.{events,violations}`, and every counter of the coverage table by its name.
+`busy.max_over_mean`, `fleet.killed` (workers, by queries of death), `ttft.{mean_ms,most_ms,most_over_alone}` (alone:
+the same prompt on the quickest worker, with nothing resident and nobody else there), `run.{events,violations}`, and
+every counter of the coverage table by its name.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def alone_ms(schedule: Schedule, call: Call) -> float:
     settings = schedule.settings
     ask = call.ask
     compute = min(
-        spec.reserve_ms + (ask.shared + ask.own) * spec.prefill_ms + max(1, settings.burst) * spec.decode_ms
+        spec.reserve_ms + (ask.shared + ask.own) * spec.prefill_ms + (settings.burst or ask.budget) * spec.decode_ms
         for spec in settings.workers
     )
     return compute + 4 * settings.latency_ms + 2 * settings.catalog_ms

@@ -166,6 +166,23 @@ def _older_plan(world: World, node: RouterNode) -> bool:
     return False
 
 
+def _second_plan(kind: rx.ObstacleKind | None) -> Callable[[World, RouterNode], bool]:
+    """A plan that was answered is answered otherwise: nothing feasible, or other candidates."""
+
+    def forge(world: World, node: RouterNode) -> bool:
+        shadow = world.watch.shadows[node.name]
+        names = [name for name in shadow.live if name not in shadow.wanted and name in shadow.planned]
+        last = node.last_plan.plan.ranked if node.last_plan is not None else ()
+        if not names or (kind is None and not last):
+            return False
+        plan = rx.Plan(ranked=last) if kind is None else rx.Plan(obstacle=rx.Obstacle(kind, "a second answer"))
+        for name in names:
+            node.feed(rx.Planned(name, shadow.planned[name], plan))
+        return True
+
+    return forge
+
+
 def _modest(world: World, node: RouterNode) -> bool:
     """A result that claims fewer tokens than have come, when all have: it is believed to be the end, and counted."""
     for active in world.watch.shadows[node.name].active.values():
@@ -187,24 +204,23 @@ _TO_ROUTER: tuple[Callable[[World, RouterNode], bool], ...] = (
     _stale_map,
     _unknown_bytes,
     _older_plan,
+    _second_plan(None),
+    _second_plan(rx.ObstacleKind.NO_CAPACITY),
+    _second_plan(rx.ObstacleKind.TOO_LONG),
     _modest,
 )
 TO_ROUTER = len(_ABOUT_ACTIVE) + len(_TO_ROUTER)
 
 
-def _offer(node: WorkerNode, **changes: object) -> Offer:
-    values: dict[str, object] = {"deadline_ms": 1_000, "fingerprint": declared.FINGERPRINT, "tokens": (1, 2, 3)}
-    values.update(changes)
-    request = GenerationRequest(
-        "forged",
-        "m",
-        values["tokens"],
-        1,
-        4,
-        deadline_ms=values["deadline_ms"],  # type: ignore[arg-type]
-    )
-    candidate = Candidate(node.name, node.machine.epoch, str(values["fingerprint"]), Tier.NONE)
-    return Offer(AssignmentId("forged", 1), node.machine.epoch, request, candidate.fingerprint, candidate)
+def _offer(
+    node: WorkerNode,
+    deadline_ms: int = 1_000,
+    fingerprint: str = declared.FINGERPRINT,
+    tokens: tuple[int, ...] = (1, 2, 3),
+) -> Offer:
+    request = GenerationRequest("forged", "m", tokens, 1, 4, deadline_ms=deadline_ms)
+    candidate = Candidate(node.name, node.machine.epoch, fingerprint, Tier.NONE)
+    return Offer(AssignmentId("forged", 1), node.machine.epoch, request, fingerprint, candidate)
 
 
 def _late_offer(node: WorkerNode) -> bool:

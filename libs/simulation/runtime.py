@@ -292,6 +292,9 @@ class Runtime:
                 int((self.agenda.now - job.began_ms) / max(1e-9, self._prefill_ms())) // _PREFILL_STEP * _PREFILL_STEP
             )
             self._fill(job, min(job.length - 1, job.cached + done))
+        late = self._late(job)
+        if late is not None:
+            self._tell(late)
         del self.jobs[job.assignment]
         if job.lane:
             self._lanes += 1
@@ -299,6 +302,27 @@ class Runtime:
         self.world.watch.op_ends(self.spec.name, job.assignment)
         self._tell(wx.Quiesced(job.assignment))
         self.agenda.after(0.0, self._admit)
+
+    def _late(self, job: Job) -> wx.WorkerEvent | None:
+        """What the iteration that was running at the end had to say: nobody may listen any more."""
+        key, turn = job.assignment, job.ticket
+        drawn = wx.TokensDrawn(key, (declared.token(job.ask, job.first + job.drawn),))
+        prefilled = wx.PrefillDone(key, job.length - job.cached)
+        said: tuple[wx.WorkerEvent, ...]
+        match job.stage if job.stopping or job.stage == "ending" else "":
+            case "restore":
+                said = (wx.RestoreDone(key, job.cached), wx.RestoreFailed(key, job.cached), wx.FetchStarted(key))
+            case "queued":
+                said = (wx.LaneGranted(key), wx.RunFailed(key, "stopped"))
+            case "prefill":
+                said = (prefilled, wx.RunFailed(key, "stopped"))
+            case "decode":
+                said = (drawn, wx.Finished(key, declared.finish(job.ask)), wx.RunFailed(key, "stopped"))
+            case "ending":
+                said = (drawn, prefilled, wx.Finished(key, declared.finish(job.ask)), wx.RunFailed(key, "stopped"))
+            case _:
+                return None
+        return said[turn % len(said)]
 
     # --- parts ---
 

@@ -58,6 +58,7 @@ class Shadow:
     active: dict[str, Active] = field(default_factory=dict)
     attempts: dict[tuple[str, int], int] = field(default_factory=dict)
     wanted: dict[str, int] = field(default_factory=dict)  # request -> plan under way
+    planned: dict[str, int] = field(default_factory=dict)  # request -> its newest plan
     delivered: dict[int, int] = field(default_factory=dict)  # tokens, by origin
     timers: dict[TimerId, None] = field(default_factory=dict)
     dropped: dict[tuple[str, int], None] = field(default_factory=dict)  # processes that lost a route in use
@@ -161,7 +162,7 @@ class Shadow:
             case CancelTimer():
                 self.timers.pop(effect.timer, None)
             case PlanRequested():
-                self.wanted[effect.request_id] = effect.plan_id
+                self.wanted[effect.request_id] = self.planned[effect.request_id] = effect.plan_id
             case SendOffer():
                 offer = effect.offer
                 key = offer.assignment
@@ -187,6 +188,7 @@ class Shadow:
                     if self.live.get(name) == effect.origin:
                         del self.live[name]
                         self.wanted.pop(name, None)
+                        self.planned.pop(name, None)
             case _:
                 pass
         return ""

@@ -5,11 +5,11 @@ Made of values alone, in the order things happened: the same schedule gives the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
 
-Entry = tuple[float, str, object, list[object]]  # time, who, event, effects
+Entry = tuple[float, str, object, Sequence[object]]  # time, who, event, effects
 
 _MANY = 6
 

@@ -9,6 +9,7 @@ from libs.controller import worker_events as wx
 from libs.controller.discovery import DiscoveryEffect
 from libs.controller.protocol import AssignmentId, Delivery, Heartbeat, Submission, TokensDelivery
 from libs.controller.router_effects import Deliver, PlanRequested, RouterEffect, SendOffer
+from libs.controller.router_table import Phase
 from libs.controller.worker_effects import WorkerEffect
 from libs.simulation.ingress import Call
 from libs.simulation.invariants import (
@@ -45,6 +46,7 @@ class Watch:
         self.shadows: dict[str, Shadow] = {}
         self.worker_shadows: dict[str, WorkerShadow] = {}
         self._weights: dict[str, Weight] = {}
+        self._phase = Phase.DONE  # of the request whose plan is being answered
         self._events, self._effects = world.coverage.events, world.coverage.effects
 
     # --- routers ---
@@ -64,6 +66,8 @@ class Watch:
         """It is about to be handled."""
         self._events[type(event)] += 1
         self._weights[node.name] = self.shadows[node.name].weigh(event)
+        if isinstance(event, rx.Planned):
+            self._phase = node.machine.phase(event.request_id)
 
     def after_router(self, node: RouterNode, event: rx.RouterEvent, effects: list[RouterEffect]) -> None:
         """It was handled; the effects are about to be obeyed."""
@@ -96,6 +100,8 @@ class Watch:
                 touched[event.request_id] = None
             case rx.Planned():
                 touched[event.request_id] = None
+                if weight is Weight.NOTHING and node.machine.phase(event.request_id) is not self._phase:
+                    raise self.active.broken(f"{event} moved its request")
             case rx.ReplyReceived():
                 key = event.reply.assignment
                 if weight is Weight.COUNTS and event.reply.accepted:

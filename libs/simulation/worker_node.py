@@ -134,7 +134,7 @@ class WorkerNode:
 
     def lost(self, tunnel: Tunnel) -> None:
         """This end notices that a tunnel is gone."""
-        if self.tunnels.pop(tunnel.number, None) is None:
+        if self.tunnels.pop(tunnel.number, None) is None or not self.alive:
             return
         tunnel.worker_up = False
         pair = self.pairs[tunnel.router]

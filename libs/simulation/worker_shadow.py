@@ -93,9 +93,10 @@ class WorkerShadow(Invariant):
         running = {key for key in must_end if self.known[key].runs}
         results: list[AssignmentId] = []
         for effect in effects:
-            key = _key(effect)
-            if key is None:
+            about = _key(effect)
+            if about is None:
                 continue
+            key = about
             known = self.known.get(key)
             answer = isinstance(event, wx.OfferReceived) and isinstance(effect, Reply)
             if known is not None and known.silent and isinstance(effect, _NEVER_FOR_SILENT) and not answer:

@@ -51,7 +51,7 @@ class World:
         self.worker_fence = worker_fence if worker_fence is not None else Fence()
         self.agenda = Agenda()
         self.coverage = Coverage()
-        self.trace: list[tuple[float, str, object, list[object]]] = []
+        self.trace: list[tracing.Entry] = []
         self.steps = 0
         self.codec = TunnelCodec()
         self.links = Links(self.agenda, schedule.settings.latency_ms)

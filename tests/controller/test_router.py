@@ -176,7 +176,8 @@ def test_when_nobody_is_left_the_reason_decides_between_waiting_and_planning(rea
     d.plan(at("a"))
     d.reply(False, reason)
     roomless = reason in (DeclineReason.INSUFFICIENT_PAGES, DeclineReason.QUEUE_FULL, DeclineReason.DRAINING)
-    assert d.machine.phase("r") is (Phase.WAITING if roomless else Phase.PLANNING)
+    again = reason is DeclineReason.DUPLICATE  # the same worker, by the next number
+    assert d.machine.phase("r") is (Phase.WAITING if roomless else Phase.OFFERED if again else Phase.PLANNING)
 
 
 def test_a_timed_out_offer_is_cancelled_and_its_late_acceptance_changes_nothing() -> None:
@@ -595,3 +596,44 @@ def test_the_offer_carries_the_queue_in_the_workers_own_count() -> None:
     d.result(4)
     assert d.last(fx.Measured).candidate == corrected, "what is learnt from is what was predicted"
     assert d.last(fx.RecordDecision).decision.ranked[0].candidate == corrected
+
+
+def test_a_route_dropped_just_before_its_process_is_lost_is_a_loss_and_two_end_the_request() -> None:
+    """A process with several tunnels loses them one by one: the first only drops routes."""
+    d = Driver()
+    d.submit(request("r"))
+    d.plan(at("a"), at("b"), at("c"))
+    d.reply()
+    d.feed(rx.RouteDropped(d.offer.assignment, "a", 1, "tunnel lost"))
+    d.feed(rx.RouteDropped(d.offer.assignment, "a", 1, "tunnel lost"))  # once more: stale
+    d.feed(rx.WorkerUnavailable("a", 1, rx.Loss.PROCESS))
+    assert d.worker_of(d.offer) == "b"
+    d.reply()
+    d.feed(rx.RouteDropped(d.offer.assignment, "b", 1, "tunnel lost"))
+    third = d.offer
+    assert third.candidate.worker == "c"
+    effects = d.feed(rx.WorkerUnavailable("b", 1, rx.Loss.PROCESS))
+    assert any(isinstance(e, fx.SendCancel) and e.cancel.assignment == third.assignment for e in effects)
+    delivery = d.last(fx.Deliver).delivery
+    assert isinstance(delivery, ErrorDelivery) and delivery.code is StatusCode.INTERNAL
+
+
+def test_a_route_dropped_long_before_its_process_is_lost_or_by_one_that_retires_is_none() -> None:
+    for loss, later_ms in ((rx.Loss.PROCESS, 60_000.0), (rx.Loss.RETIRED, 1.0)):
+        d = Driver()
+        d.submit(request("r", deadline_ms=600_000))
+        d.plan(at("a"), at("b"), at("c"), at("d"))
+        for worker in ("a", "b", "c"):
+            d.reply()
+            d.feed(rx.RouteDropped(d.offer.assignment, worker, 1, "tunnel lost"))
+            d.now += later_ms
+            d.feed(rx.WorkerUnavailable(worker, 1, loss))
+        assert d.worker_of(d.offer) == "d"
+
+
+def test_an_attempt_number_that_is_taken_is_offered_again_under_the_next() -> None:
+    d = Driver()
+    d.submit(request("r"))
+    d.plan(at("a"), at("b"))
+    d.reply(False, DeclineReason.DUPLICATE)
+    assert (d.worker_of(d.offer), d.offer.assignment.attempt) == ("a", 2)

@@ -314,3 +314,13 @@ def test_the_memory_of_attempts_is_bounded() -> None:
     for number in range(50):
         d.feed(wx.CancelReceived(Cancel(AssignmentId(f"x{number}", 1), 7)))
     assert len(d.machine._attempts) == 10
+
+
+def test_another_routers_first_attempt_is_no_duplicate_once_the_old_one_has_quiesced() -> None:
+    d = Driver()
+    d.offer(an_offer())
+    d.feed(wx.ReservationMade(A, 0))
+    d.feed(wx.TunnelLost(1))
+    assert declined(d.offer(an_offer(), tunnel=2)).reason is DeclineReason.DUPLICATE
+    d.feed(wx.Quiesced(A))
+    assert [type(e) for e in d.offer(an_offer(), tunnel=3)] == [wfx.Reserve]
