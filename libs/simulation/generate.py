@@ -45,7 +45,7 @@ _KINDS = [kind for kind, weight in _WEIGHTS.items() for _ in range(weight)]
 
 def generate(seed: int) -> Schedule:
     """The seed's schedule."""
-    draw = random.Random(seed)  # noqa: S311 - a schedule, not a secret
+    draw = random.Random(seed)
     settings = _settings(draw)
     asks = _asks(draw, settings)
     faults = tuple(sorted((_fault(draw, settings, asks) for _ in range(draw.randint(4, 10))), key=lambda f: f.at_ms))

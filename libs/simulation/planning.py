@@ -93,7 +93,8 @@ class Planner:
     def _covered(self, effect: PlanRequested) -> bool:
         if effect.whole or effect.request.model != declared.MODEL_NAME:
             return False
-        return covered(effect.request, candidates.variant(self._model, effect.request), self.fleet, effect.avoid)
+        entry = candidates.variant(self._model, effect.request)
+        return covered(effect.request, entry, self.fleet, self.world.agenda.now, effect.avoid)
 
     def _spoilt(self, plan: Plan) -> Plan:
         if not self.misplans:

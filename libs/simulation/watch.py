@@ -205,7 +205,7 @@ class Watch:
             left = (len(router.machine), router.machine.waiting, router.timers, len(router.routes))
             if any(left) or self.shadows[name].active:
                 raise self.one_end.broken(f"{name} at rest has requests, waiters, timers, routes: {left}")
-            booked = {view.worker: view.booked_ms for view in router.fleet.views().values() if view.bookings}
+            booked = {view.worker: sorted(view.bookings) for view in router.fleet.views().values() if view.bookings}
             if booked:
                 raise self.active.broken(f"{name} at rest has booked {booked}")
         for name, worker in self.world.workers.items():
