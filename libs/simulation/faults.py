@@ -51,6 +51,17 @@ def _lose_tunnel(world: World, fault: Fault) -> bool:
     return True
 
 
+def _retire(world: World, fault: Fault) -> bool:
+    router, worker = world.routers[fault.who], world.workers[fault.whom]
+    tunnels = [tunnel for tunnel in router.tunnels.values() if tunnel.worker == fault.whom]
+    for tunnel in tunnels:
+        tunnel.router_up = tunnel.worker_up = False
+        router.lost(tunnel, orderly=True)
+        world.agenda.after(world.schedule.settings.latency_ms, worker.lost, tunnel)
+        world.redial(tunnel)
+    return bool(tunnels)
+
+
 def _lose_attach(world: World, fault: Fault) -> bool:
     if not world.routers[fault.who].alive:
         return False
@@ -235,6 +246,7 @@ _DO: dict[Do, Callable[[World, Fault], bool]] = {
     Do.REPEAT: _repeat,
     Do.LOSE_TUNNEL: _lose_tunnel,
     Do.LOSE_ATTACH: _lose_attach,
+    Do.RETIRE: _retire,
     Do.CRASH: _crash,
     Do.DRAIN: _drain,
     Do.MUTE: _mute,

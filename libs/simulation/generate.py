@@ -1,8 +1,9 @@
-"""A random schedule from a seed: small clusters, prompts that share prefixes, three to ten faults of every kind."""
+"""A random schedule from a seed: small clusters, prompts that share prefixes, faults of every kind."""
 
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 from libs.simulation import forgeries
 from libs.simulation.planning import Misplan
@@ -17,6 +18,7 @@ _WEIGHTS: dict[Do, int] = {
     Do.REPEAT: 5,
     Do.LOSE_TUNNEL: 6,
     Do.LOSE_ATTACH: 3,
+    Do.RETIRE: 4,
     Do.CRASH: 6,
     Do.DRAIN: 4,
     Do.MUTE: 3,
@@ -29,17 +31,13 @@ _WEIGHTS: dict[Do, int] = {
     Do.CANCEL: 6,
     Do.CANCEL_BY_ID: 1,
     Do.RESUBMIT: 1,
-    Do.DEVICE_ERROR: 2,
-    Do.PRESSURE: 3,
+    Do.DEVICE_ERROR: 5,
+    Do.PRESSURE: 6,
     Do.RELABEL: 2,
     Do.MISPLAN: 5,
-    Do.STRAY_TIMER: 4,
-    Do.STRAY_PLAN: 3,
-    Do.STRAY_CANCEL: 2,
-    Do.FORGE: 8,
-    Do.FORGE_OFFER: 5,
     Do.WAKE: 1,
 }
+_MOMENTS = (Do.STRAY_TIMER, Do.STRAY_PLAN, Do.STRAY_PLAN, Do.STRAY_CANCEL, Do.FORGE, Do.FORGE, Do.FORGE, Do.FORGE_OFFER)
 _KINDS = [kind for kind, weight in _WEIGHTS.items() for _ in range(weight)]
 
 
@@ -48,7 +46,10 @@ def generate(seed: int) -> Schedule:
     draw = random.Random(seed)
     settings = _settings(draw)
     asks = _asks(draw, settings)
-    faults = tuple(sorted((_fault(draw, settings, asks) for _ in range(draw.randint(4, 10))), key=lambda f: f.at_ms))
+    drawn = [_fault(draw, settings, asks) for _ in range(draw.randint(4, 10))]
+    # What is stray or forged is harmless and short: a handful at a time, while something is going on.
+    drawn += [replace(_moment(draw, settings), at_ms=_soon(draw, asks)) for _ in range(draw.randint(6, 14))]
+    faults = tuple(sorted(drawn, key=lambda fault: fault.at_ms))
     return Schedule(f"seed-{seed}", settings, asks, faults, seed=seed)
 
 
@@ -70,6 +71,10 @@ def _settings(draw: random.Random) -> Settings:
                 control_tasks=draw.choice((2, 3, 6)),
                 prefill_ms=draw.choice((0.3, 1.0, 2.0)),
                 decode_ms=draw.choice((5.0, 10.0, 20.0)),
+                ram_ms=draw.choice((0.02, 0.3)),
+                ssd_ms=draw.choice((0.1, 0.4)),
+                peer_ms=draw.choice((0.15, 0.5)),
+                object_ms=draw.choice((0.3, 0.6)),
                 evict_ms=draw.choice((0.0, 2.0, 10.0)),
                 reserve_ms=draw.choice((0.5, 1.0, 15.0)),
                 queue_margin_ms=draw.choice((10.0, 50.0, 200.0)),
@@ -105,7 +110,9 @@ def _asks(draw: random.Random, settings: Settings) -> tuple[Ask, ...]:
                 own=draw.randint(1, 30),
                 budget=budget,
                 length=-1 if draw.random() < 0.7 else draw.randint(0, budget),
-                deadline_ms=round(draw.choice((400.0, 2_000.0, 4_000.0)) * draw.uniform(0.8, 1.2)),
+                deadline_ms=round(
+                    draw.choice((60.0, 150.0, 400.0, 2_000.0, 4_000.0, 4_000.0)) * draw.uniform(0.8, 1.2)
+                ),
                 tenant=draw.choice(("t", "u")),
                 priority=draw.randint(0, 1),
                 model="m" if draw.random() > 0.01 else "unheard-of",
@@ -137,8 +144,10 @@ def _fault(draw: random.Random, settings: Settings, asks: tuple[Ask, ...]) -> Fa
         case Do.CRASH:
             who = router if draw.random() < 0.3 else worker
             return Fault(at_ms, kind, who, ms=round(draw.uniform(10, 800)))
+        case Do.RETIRE:
+            return Fault(_soon(draw, asks), kind, router, worker)
         case Do.DRAIN:
-            return Fault(at_ms, kind, worker, ms=draw.choice((0.0, 40.0, 1_000.0)))
+            return Fault(_soon(draw, asks), kind, worker, ms=draw.choice((0.0, 40.0, 1_000.0)))
         case Do.MUTE | Do.STALE:
             return Fault(at_ms, kind, worker, router, ms=draw.choice((500.0, 1_300.0)))
         case Do.SLOW:
@@ -155,16 +164,28 @@ def _fault(draw: random.Random, settings: Settings, asks: tuple[Ask, ...]) -> Fa
         case Do.RESUBMIT:
             return Fault(round(ask.at_ms + draw.uniform(1, 100), 1), kind, ask.name)
         case Do.DEVICE_ERROR | Do.PRESSURE | Do.RELABEL:
-            return Fault(at_ms, kind, worker, n=number)
+            return Fault(at_ms if kind is Do.RELABEL else _soon(draw, asks), kind, worker, n=number)
         case Do.MISPLAN:
             return Fault(at_ms, kind, router, n=draw.randrange(len(Misplan)))
-        case Do.FORGE:
-            return Fault(at_ms, kind, router, n=draw.randrange(4 * forgeries.TO_ROUTER))
-        case Do.FORGE_OFFER:
-            return Fault(at_ms, kind, worker, n=draw.randrange(forgeries.TO_WORKER))
         case Do.WAKE:
             return Fault(at_ms, kind, router, n=draw.randint(1, 3))
         case Do.COLLECT:
             return Fault(at_ms, kind, n=number)
         case _:
             return Fault(at_ms, kind, router, n=number)
+
+
+def _soon(draw: random.Random, asks: tuple[Ask, ...]) -> float:
+    """A moment at which some ask is probably being planned, offered or served."""
+    return round(draw.choice(asks).at_ms + draw.choice((12.0, 60.0, 200.0)) * draw.random(), 1)
+
+
+def _moment(draw: random.Random, settings: Settings) -> Fault:
+    """Something stray or forged."""
+    kind = draw.choice(_MOMENTS)
+    router = f"r{draw.randrange(settings.routers)}"
+    if kind is Do.FORGE:
+        return Fault(0.0, kind, router, n=draw.randrange(4 * forgeries.TO_ROUTER))
+    if kind is Do.FORGE_OFFER:
+        return Fault(0.0, kind, draw.choice(settings.workers).name, n=draw.randrange(forgeries.TO_WORKER))
+    return Fault(0.0, kind, router, n=draw.randrange(1_000))

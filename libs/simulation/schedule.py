@@ -20,6 +20,7 @@ class Do(Enum):
     REPEAT = "repeat"  # who, whom, ms, n: every n-th message arrives twice
     LOSE_TUNNEL = "lose-tunnel"  # who (router), whom (worker), n: which; ms: how much later the worker notices
     LOSE_ATTACH = "lose-attach"  # who (router): the stream between ingress and it breaks, both live
+    RETIRE = "retire"  # who (router), whom (worker): its tunnels to it are retired in order, whatever runs on them
     CRASH = "crash"  # who (router or worker), ms: down time
     DRAIN = "drain"  # who (worker), ms: grace period, then what still runs is cut
     MUTE = "mute"  # who (worker), whom (router), ms: heartbeats are lost; past the expiry that is silence
@@ -200,6 +201,7 @@ _NAMES: dict[Do, dict[str, str]] = {
     Do.REPEAT: {"who": "node", "whom": "node"},
     Do.LOSE_TUNNEL: {"who": "router", "whom": "worker"},
     Do.LOSE_ATTACH: {"who": "router"},
+    Do.RETIRE: {"who": "router", "whom": "worker"},
     Do.CRASH: {"who": "node"},
     Do.DRAIN: {"who": "worker"},
     Do.MUTE: {"who": "worker", "whom": "router"},

@@ -22,7 +22,7 @@ def test_a_scenario_runs_and_says_what_it_found(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     said = json.loads(done.stdout)
     assert said["violation"] is None and said["unmet"] == []
-    assert said["figures"]["ask.one.outcome"] == "completed"
+    assert said["figures"]["ask.first.outcome"] == "completed"
     lines = (tmp_path / "t.txt").read_text().splitlines()
     assert any("Submitted" in line for line in lines) and any("→ SendOffer" in line for line in lines)
 
