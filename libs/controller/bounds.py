@@ -205,7 +205,8 @@ def _bounds(own: Ints, table: Table, sources: Sources, length: int, now_ms: floa
     may = np.isfinite(per_byte) & (gap > 0)
     latency, per_byte = np.where(may, latency, 0.0), np.where(may, per_byte, 1.0)
     # All that is shared; or as much of it as comes while the request waits anyhow.
-    hidden = np.clip((wait / by_restore - latency) / np.maximum(per_byte * each, 1e-12), 0.0, gap)
+    # (Rows of nobody hold zeros.)
+    hidden = np.clip((wait / np.maximum(by_restore, 1e-12) - latency) / np.maximum(per_byte * each, 1e-12), 0.0, gap)
     for tokens in (gap, hidden):
         load = (latency + tokens * each * per_byte) * by_restore
         stage = (values[rows.LATENCY + _GPU] + tokens * each * values[rows.PER_BYTE + _GPU]) * by_restore
