@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -186,7 +186,7 @@ class WorkerEnd:
         pool.check_integrity()
         return {
             "assignments": {name: (s.offer, s.tunnel, s.phase) for name, s in machine._assignments.items()},
-            "attempts": dict(machine._attempts),
+            "attempts": _highest(machine._attempts),
             "epoch": machine.epoch,
             "draining": machine.draining,
             "accepted": worker.interpreter.accepted,
@@ -232,3 +232,11 @@ async def worker_end(decode_ms: float) -> AsyncIterator[WorkerEnd]:
 def differences(before: dict[str, object], after: dict[str, object]) -> dict[str, Any]:
     """What changed, shortened."""
     return {name: [repr(before[name])[:300], repr(after[name])[:300]] for name in before if before[name] != after[name]}
+
+
+def _highest(attempts: Mapping[tuple[str, int], int]) -> dict[str, int]:
+    """By request, whatever tunnel it came on."""
+    found: dict[str, int] = {}
+    for (request, _), attempt in attempts.items():
+        found[request] = max(attempt, found.get(request, 0))
+    return found

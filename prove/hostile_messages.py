@@ -208,7 +208,8 @@ def worker_messages(end: WorkerEnd) -> tuple[MessageKind, ...]:
         return _ENCODE(offer)
 
     def again(draw: random.Random) -> bytes:
-        return of(replace(sound, assignment=AssignmentId(VICTIM, draw.randrange(1, mine.attempt + 1))))
+        # What has a lower number may be another router's, which knows nothing of this one's attempts.
+        return of(sound)
 
     def elsewhere(draw: random.Random) -> bytes:
         other = AssignmentId(f"stranger-{draw.randrange(1 << 30)}", 1)

@@ -140,7 +140,8 @@ def feasible(serving: Flags, table: Table, wanted: int) -> Verdict[Flags]:
     context = left & (values[rows.CONTEXT] > 0) & (values[rows.CONTEXT] < wanted)
     left &= ~context
     pages = values[rows.TOTAL]
-    large = left & (pages > 0) & (np.ceil(wanted / values[rows.PAGE]) > pages)
+    paged = values[rows.PAGE] > 0
+    large = left & paged & (pages > 0) & (np.ceil(wanted / np.maximum(values[rows.PAGE], 1.0)) > pages)
     left &= ~large
     out = {
         reason: count
@@ -166,7 +167,8 @@ def considered(
     near = able & (own > 0)
     far = able & ~near
     room = values[rows.FREE] + values[rows.EVICTABLE]
-    full = far & (values[rows.TOTAL] > 0) & (np.ceil(wanted / values[rows.PAGE]) > room)
+    counted = (values[rows.PAGE] > 0) & (values[rows.TOTAL] > 0)
+    full = far & counted & (np.ceil(wanted / np.maximum(values[rows.PAGE], 1.0)) > room)
     out = {}
     count = int(np.count_nonzero(full))
     if count:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 
 import pytest
 
@@ -54,8 +55,10 @@ async def test_residency_travels_as_changes_that_a_router_can_follow() -> None:
         followed = follow(router.beats)
         router.ask_snapshot()
         await until(lambda: router.beats[-1].snapshot)
-        assert held(followed) == held(follow(router.beats[-1:]))
-        assert chain.chunks[0].hash not in held(followed)
+        names = {resident.hash for beat in router.beats for resident in beat.resident}
+        assert held(followed, names) == held(follow(router.beats[-1:]), names)
+        assert chain.chunks[0].hash not in held(followed, names)
+        assert held(followed, names)
 
 
 def follow(beats) -> ResidencyIndex:  # type: ignore[no-untyped-def]
@@ -69,8 +72,11 @@ def follow(beats) -> ResidencyIndex:  # type: ignore[no-untyped-def]
     return index
 
 
-def held(index: ResidencyIndex) -> dict[str, set[Tier]]:
-    return {name: set(index.holders(name)["w"]) for name in index._held.get("w", ())}
+def held(index: ResidencyIndex, names: Collection[str]) -> dict[str, set[Tier]]:
+    """Of these boundaries. Nothing else is in the index."""
+    found = {name: set(index.holders(name)["w"]) for name in names if "w" in index.holders(name)}
+    assert index.count("w") == len(found)
+    return found
 
 
 async def test_a_pair_is_numbered_once_over_its_tunnels_and_follows_the_highest_term() -> None:
