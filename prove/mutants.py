@@ -36,8 +36,14 @@ _LIVE = (_R.OFFERED, _R.ACCEPTED, _R.STREAMING)
 _PLANS = (_RT.PLAN_RANKED, _RT.PLAN_BLOCKED, _RT.PLAN_IMPOSSIBLE)
 _ANSWERS = (_RT.REPLY_ACCEPTED, _RT.REPLY_DECLINED, _RT.OFFER_TIMEOUT)
 # Events that can reach a request in this phase, and must not: of all other pairs another fence stops the event before.
+# (A stream that has begun is never impossible: such a plan counts as blocked.)
 ROUTER_KEPT_OUT = [
-    *((phase, trigger) for phase in (_R.WAITING, *_LIVE) for trigger in _PLANS),
+    *(
+        (phase, trigger)
+        for phase in (_R.WAITING, *_LIVE)
+        for trigger in _PLANS
+        if (phase, trigger) != (_R.STREAMING, _RT.PLAN_IMPOSSIBLE)
+    ),
     *((phase, trigger) for phase in (_R.ACCEPTED, _R.STREAMING) for trigger in _ANSWERS),
 ]
 _LATE = (

@@ -58,6 +58,14 @@ _ABOUT_ACTIVE: tuple[Callable[[Active, int, tuple[int, ...], int], rx.RouterEven
     ),
     lambda a, due, right, left: rx.DeltaReceived(a.worker, Delta(a.assignment, a.epoch, due + 1, right or (1,))),
     lambda a, due, right, left: rx.ReplyReceived(a.worker, OfferReply(a.assignment, a.epoch + 1, True)),
+    lambda a, due, right, left: (
+        rx.ReplyReceived(a.worker, OfferReply(a.assignment, a.epoch, False, DeclineReason.DUPLICATE))
+        if a.answered
+        else None
+    ),
+    lambda a, due, right, left: (
+        rx.ReplyReceived(a.worker, OfferReply(a.assignment, a.epoch, True)) if a.answered else None
+    ),
 )
 
 
@@ -133,6 +141,9 @@ def _again(world: World, node: RouterNode) -> bool:
     ):
         if effects:
             raise world.watch.newest.broken(f"{node.name}: a tunnel that is no news caused {effects}")
+    record = node.registry.record(tunnel.worker)
+    if record is not None and len(set(record.tunnels)) != len(record.tunnels):
+        raise world.watch.newest.broken(f"{node.name} counts a tunnel twice in {record.tunnels}")
     return True
 
 

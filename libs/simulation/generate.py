@@ -71,10 +71,10 @@ def _settings(draw: random.Random) -> Settings:
                 control_tasks=draw.choice((2, 3, 6)),
                 prefill_ms=draw.choice((0.3, 1.0, 2.0)),
                 decode_ms=draw.choice((5.0, 10.0, 20.0)),
-                ram_ms=draw.choice((0.02, 0.3)),
-                ssd_ms=draw.choice((0.1, 0.4)),
+                ram_ms=draw.choice((0.02, 0.8)),
+                ssd_ms=draw.choice((0.1, 0.9)),
                 peer_ms=draw.choice((0.15, 0.5)),
-                object_ms=draw.choice((0.3, 0.6)),
+                object_ms=draw.choice((0.3, 1.2)),
                 evict_ms=draw.choice((0.0, 2.0, 10.0)),
                 reserve_ms=draw.choice((0.5, 1.0, 15.0)),
                 queue_margin_ms=draw.choice((10.0, 50.0, 200.0)),
@@ -109,7 +109,7 @@ def _asks(draw: random.Random, settings: Settings) -> tuple[Ask, ...]:
                 shared=draw.choice((0, 16, 48, 64, 100)) if not long else draw.choice((256, 272)),
                 own=draw.randint(1, 30),
                 budget=budget,
-                length=-1 if draw.random() < 0.7 else draw.randint(0, budget),
+                length=draw.choice((-1, -1, -1, -1, -1, -1, 0, draw.randint(0, budget), draw.randint(0, budget))),
                 deadline_ms=round(
                     draw.choice((60.0, 150.0, 400.0, 2_000.0, 4_000.0, 4_000.0)) * draw.uniform(0.8, 1.2)
                 ),

@@ -135,6 +135,9 @@ class Runtime:
         ]
         if not running:
             return False
+        if n % 2:  # those that have no lane yet first
+            running.sort(key=lambda job: job.lane)
+            n //= 1_000
         self._end(running[n % len(running)], wx.RunFailed(running[n % len(running)].assignment, "device error"))
         return True
 
