@@ -1,9 +1,6 @@
 """The same names and bytes in every process, whatever seeds its dictionaries and sets."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
+from tests.fixtures.hash_seeds import printed
 
 PROGRAM = """
 import json
@@ -19,16 +16,7 @@ print(library_vectors(INPUTS) == IDS, content_id(again.to_bytes()), ENCODED.cont
 
 
 def test_equal_across_hash_seeds():
-    root = Path(__file__).parents[2]
-    outputs = set()
-    for seed in ("0", "1", "4242"):
-        environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(root)}
-        done = subprocess.run(
-            [sys.executable, "-c", PROGRAM], cwd=root, env=environment, capture_output=True, text=True, timeout=60
-        )
-        assert done.returncode == 0, done.stderr
-        outputs.add(done.stdout)
-    (output,) = outputs
+    (output,) = printed(PROGRAM, ("0", "1", "4242"))
     agrees, again, first = output.split()
     assert agrees == "True"
     assert again == first
