@@ -7,13 +7,15 @@ So a conversation that goes on where it was waits for nobody.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from libs.continuation.chain import CHUNK_TOKENS, TAIL_TOKENS
 from libs.controller.candidates import Variant
 from libs.controller.fleet import Fleet
-from libs.controller.knobs import FACT_KNOBS, FactKnobs
+from libs.controller.knobs import FACT_KNOBS, FactKnobs, PolicyKnobs
+from libs.controller.policy import rank
 from libs.controller.protocol import GenerationRequest, Tier
+from libs.controller.router_events import Plan
 
 
 def covered(
@@ -34,6 +36,16 @@ def covered(
         for worker, tiers in fleet.index.holders(node.hash).items()
         if Tier.GPU in tiers and worker not in avoid
     )
+
+
+def from_residency(request: GenerationRequest, plan: Plan, avoid: Sequence[str], knobs: PolicyKnobs) -> Plan | None:
+    """A covered request's plan cut down to what is resident; None where that would change its choice."""
+    resident = [option for option in plan.ranked if option.candidate.tier is Tier.GPU]
+    # Ranked among themselves: without the others the band of near ties may reach farther.
+    ranked = rank(request.request_id, resident, avoid, knobs)
+    if not ranked or ranked[0] != plan.ranked[0]:
+        return None
+    return Plan(ranked, plan.pruned, partial=True)
 
 
 def _may_begin(fleet: Fleet, worker: str, now_ms: float, knobs: FactKnobs) -> bool:

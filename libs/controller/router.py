@@ -193,7 +193,7 @@ class RouterMachine(RouterActions):
             state.plan, state.obstacle = plan, None
             state.ranked = plan.ranked[: self.knobs.ranked_recorded]
             state.remaining = list(range(len(state.ranked)))
-            state.planned_ms, state.planned_at_index = self._now, state.delivered
+            state.planned_ms, state.planned_at_index, state.planned_avoid = self._now, state.delivered, state.avoid
             state.records, state.starved = [], True
             newcomer = not state.admitted and state.waiter is None
             if newcomer and len(self._queue):

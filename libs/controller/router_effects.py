@@ -82,6 +82,8 @@ class Decision:
     ranked: tuple[RankedCandidate, ...]
     pruned: tuple[Pruned, ...]
     attempts: tuple[AttemptRecord, ...]
+    avoid: tuple[str, ...] = ()  # workers that were ranked behind all others
+    revision: int = 0  # of the catalog's facts it was made from; 0 = from memory
 
 
 @dataclass(frozen=True, slots=True)

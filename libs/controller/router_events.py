@@ -61,13 +61,14 @@ class Plan:
     """The outcome of planning one attempt: candidates best first, or the obstacle. Exactly one of the two is empty.
 
     `partial`: the catalog was not asked, and only who has the prefix in its pages is ranked. When they are used up, a
-    whole plan is made before anything else.
+    whole plan is made before anything else. `revision`: of the catalog's facts it is made from; 0 = from memory.
     """
 
     ranked: tuple[RankedCandidate, ...] = ()
     pruned: tuple[Pruned, ...] = ()
     obstacle: Obstacle | None = None
     partial: bool = False
+    revision: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,6 +64,7 @@ class RequestState:
     plan: Plan = NO_PLAN
     planned_ms: float = 0.0
     planned_at_index: int = 0  # generated tokens delivered when it was made
+    planned_avoid: tuple[str, ...] = ()
     ranked: tuple[RankedCandidate, ...] = ()
     remaining: list[int] = field(default_factory=list)
     records: list[AttemptRecord] = field(default_factory=list)
@@ -148,4 +149,6 @@ class RequestState:
             ranked=self.ranked,
             pruned=self.plan.pruned,
             attempts=tuple(self.records),
+            avoid=self.planned_avoid,
+            revision=self.plan.revision,
         )

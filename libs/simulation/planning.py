@@ -12,7 +12,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING
 
 from libs.controller import candidates
-from libs.controller.coverage import covered
+from libs.controller.coverage import covered, from_residency
 from libs.controller.facts import FactCache
 from libs.controller.fleet import Fleet
 from libs.controller.knobs import FactKnobs
@@ -85,9 +85,7 @@ class Planner:
         entry = replace(entry, nodes=nodes, tail=tail)
         plan = candidates.plan(request, (entry,), self.fleet, self.world.agenda.now, effect.avoid)
         if partial:
-            ranked = tuple(option for option in plan.ranked if option.candidate.tier is Tier.GPU)
-            if ranked and ranked[0] == plan.ranked[0]:
-                plan = Plan(ranked, plan.pruned, partial=True)
+            plan = from_residency(request, plan, effect.avoid, self.fleet.knobs) or plan
         return self._spoilt(plan)
 
     def _covered(self, effect: PlanRequested) -> bool:

@@ -20,7 +20,7 @@ from libs.contracts.segue.v1 import catalog_pb2, catalog_pb2_grpc
 from libs.controller.router_effects import Decision
 from libs.service.logs import get_logger
 from services.router.clock import now_ms
-from services.router.decision_records import Circumstances, record_of
+from services.router.decision_records import record_of
 
 _BATCH_RECORDS = 500
 _BATCH_BYTES = 1 << 20
@@ -52,7 +52,6 @@ class BatchCounters:
 @dataclass(frozen=True, slots=True)
 class _Waiting:
     decision: Decision
-    under: Circumstances | None
     added_s: float  # of the loop
     decided_ms: int  # unix
 
@@ -72,12 +71,12 @@ class DecisionBatches:
         self._ending = asyncio.Event()
         self._done = asyncio.Event()
 
-    def add(self, decision: Decision, under: Circumstances | None) -> None:
+    def add(self, decision: Decision) -> None:
         """Never waits."""
         if not self._limit:
             return
         decided_ms = round(time.time() * 1_000 - (now_ms() - decision.decided_ms))
-        self._queue.append(_Waiting(decision, under, asyncio.get_running_loop().time(), decided_ms))
+        self._queue.append(_Waiting(decision, asyncio.get_running_loop().time(), decided_ms))
         self._candidates += len(decision.ranked)
         while len(self._queue) > self._limit or self._candidates > _QUEUED_CANDIDATES:
             self._pop()
@@ -137,7 +136,7 @@ class DecisionBatches:
         size = 0
         while self._queue and len(self._batch) < _BATCH_RECORDS and size < _BATCH_BYTES:
             oldest = self._pop()
-            record = record_of(oldest.decision, oldest.under, self._router, oldest.decided_ms)
+            record = record_of(oldest.decision, self._router, oldest.decided_ms)
             size += record.ByteSize()
             self._batch.append(record)
             await asyncio.sleep(0)

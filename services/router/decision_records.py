@@ -6,8 +6,6 @@ workers that were to be avoided. Never a token, a salt or a tenant.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from libs.contracts.segue.v1 import catalog_pb2, common_pb2
 from libs.controller.router_effects import AttemptRecord, Decision, Outcome
 from libs.controller.wire_fields import to_proto
@@ -28,19 +26,8 @@ _OUTCOMES: dict[Outcome, catalog_pb2.AttemptOutcome] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Circumstances:
-    """What a plan was made under, beside its candidates. `revision` of the catalog's facts; 0 = from memory."""
-
-    plan_id: int
-    avoid: tuple[str, ...]
-    revision: int
-
-
-def record_of(
-    decision: Decision, under: Circumstances | None, router: str, decided_ms: int
-) -> catalog_pb2.DecisionRecord:
-    """decided_ms: unix ms. `under` None = not known."""
+def record_of(decision: Decision, router: str, decided_ms: int) -> catalog_pb2.DecisionRecord:
+    """decided_ms: unix ms."""
     chosen = decision.ranked[decision.attempts[-1].choice].candidate
     record = catalog_pb2.DecisionRecord(
         request_id=decision.request_id,
@@ -52,8 +39,8 @@ def record_of(
         worker=chosen.worker,
         prompt_tokens=decision.prompt_tokens,
         resumed_at=decision.resumed_at,
-        facts_revision=under.revision if under else 0,
-        avoid=under.avoid if under else (),
+        facts_revision=decision.revision,
+        avoid=decision.avoid,
     )
     for option in decision.ranked:
         candidate = option.candidate

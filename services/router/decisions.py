@@ -1,57 +1,31 @@
-"""Decisions: measured, logged one line each, kept in memory (the newest), and appended to the recorded facts.
-
-What a plan was made under (workers to avoid, the facts' revision) is remembered from the plan until its decision is
-recorded or its request ends.
-"""
+"""Decisions: measured, logged one line each, kept in memory (the newest), and appended to the recorded facts."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 
-from libs.controller.router_effects import Decision, PlanRequested, RecordDecision
+from libs.controller.router_effects import Decision, RecordDecision
 from libs.service.logs import get_logger
 from services.router.decision_batches import DecisionBatches
-from services.router.decision_records import Circumstances
 from services.router.metrics import RouterMetrics
 
 log = get_logger(__name__)
 
 
 class Decisions:
-    """`newest`: decisions, oldest first. `kept`: how many of them. `live`: whether a request is under way."""
+    """`newest`: decisions, oldest first. `kept`: how many of them."""
 
-    def __init__(
-        self, kept: int, metrics: RouterMetrics, batches: DecisionBatches, live: Callable[[str], bool]
-    ) -> None:
+    def __init__(self, kept: int, metrics: RouterMetrics, batches: DecisionBatches) -> None:
         self.newest: deque[Decision] = deque(maxlen=kept)
         self._metrics = metrics
         self._batches = batches
-        self._live = live
-        self._under: dict[str, Circumstances] = {}  # of the newest plan, by request
-
-    def planned(self, effect: PlanRequested, revision: int) -> None:
-        """A plan was made, from the catalog's facts of that revision; 0 = from memory."""
-        known = self._under.get(effect.request_id)
-        if self._live(effect.request_id) and (known is None or known.plan_id < effect.plan_id):
-            self._under[effect.request_id] = Circumstances(effect.plan_id, effect.avoid, revision)
-
-    def delivered(self, request_id: str) -> None:
-        """A terminal delivery: nothing more is decided, unless it refused a repetition of what is under way."""
-        if not self._live(request_id):
-            self._under.pop(request_id, None)
-
-    def __len__(self) -> int:
-        """Requests whose newest plan is remembered."""
-        return len(self._under)
 
     def record(self, effect: RecordDecision) -> None:
         """One plan and what came of it."""
         decision = effect.decision
         self.newest.append(decision)
         self._metrics.decided(decision)
-        under = self._under.get(decision.request_id)
-        self._batches.add(decision, under if under and under.plan_id == decision.plan_id else None)
+        self._batches.add(decision)
         last = decision.attempts[-1]
         chosen = decision.ranked[last.choice].candidate
         log.info(

@@ -10,17 +10,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from libs.continuation.errors import IdentityError
 from libs.controller import candidates
 from libs.controller.candidates import Variant
 from libs.controller.catalog_facts import Model
-from libs.controller.coverage import covered
+from libs.controller.coverage import covered, from_residency
 from libs.controller.fleet import Fleet
 from libs.controller.knobs import POLICY_KNOBS
-from libs.controller.policy import rank
-from libs.controller.protocol import GenerationRequest, Tier
+from libs.controller.protocol import GenerationRequest
 from libs.controller.router_effects import PlanRequested
 from libs.controller.router_events import Obstacle, ObstacleKind, Plan, Planned, RouterEvent
 from libs.service.logs import get_logger
@@ -58,8 +57,6 @@ class Planner:
         spans: RequestSpans,
         metrics: RouterMetrics,
         budget_s: float,
-        *,
-        planned: Callable[[PlanRequested, int], None],
     ) -> None:
         self._names = names
         self._lookups = lookups
@@ -69,7 +66,6 @@ class Planner:
         self._spans = spans
         self._metrics = metrics
         self._budget_s = budget_s
-        self._planned = planned
 
     def plan(self, effect: PlanRequested) -> None:
         """Starts a plan; its answer is fed as `Planned`."""
@@ -124,8 +120,7 @@ class Planner:
             plan = candidates.plan(request, entries, self._fleet, now_ms(), effect.avoid, POLICY_KNOBS)
         ended = time.perf_counter()
         self._metrics.planned(ended - began, computed + ended - ranking)
-        self._planned(effect, revision)
-        return plan
+        return replace(plan, revision=revision)
 
     def _partial(self, entries: Sequence[Variant], effect: PlanRequested) -> Plan | None:
         """A plan from residency alone; None where the catalog's facts could matter."""
@@ -134,13 +129,10 @@ class Planner:
             return None
         entries = [self._lookups.remembered(entry, request) for entry in entries]
         plan = candidates.plan(request, entries, self._fleet, now_ms(), effect.avoid, POLICY_KNOBS)
-        resident = [option for option in plan.ranked if option.candidate.tier is Tier.GPU]
-        # Ranked among themselves: without the others the band of near ties may reach farther.
-        ranked = rank(request.request_id, resident, effect.avoid, POLICY_KNOBS)
-        if not ranked or ranked[0] != plan.ranked[0]:
-            return None
-        self._metrics.lookup("covered")
-        return Plan(ranked, plan.pruned, partial=True)
+        partial = from_residency(request, plan, effect.avoid, POLICY_KNOBS)
+        if partial is not None:
+            self._metrics.lookup("covered")
+        return partial
 
     def _pinned(self, models: Sequence[Model], fingerprint: str) -> tuple[Model, ...]:
         """The variant a stream has begun with, also if its name does not list it any more."""

@@ -16,11 +16,9 @@ from libs.contracts.segue.v1 import router_pb2_grpc
 from libs.controller.catalog_facts import Endpoint
 from libs.controller.facts import FactCache
 from libs.controller.fleet import Fleet
-from libs.controller.protocol import TokensDelivery
 from libs.controller.router import RouterMachine
-from libs.controller.router_effects import Deliver, SendOffer
+from libs.controller.router_effects import SendOffer
 from libs.controller.router_events import CapacityFreed
-from libs.controller.router_table import Phase
 from libs.controller.wire import TunnelCodec
 from libs.service.channel import open_channel
 from libs.service.lifecycle import Service
@@ -124,9 +122,7 @@ async def assemble(settings: RouterSettings, service: Service, tunnel_config: Tu
 
     router_id = secrets.token_hex(8)
     batches = DecisionBatches(catalog, router_id, settings.decisions_queue, settings.decisions_interval_s)
-    decisions = Decisions(
-        settings.decisions_kept, metrics, batches, live=lambda request_id: machine.phase(request_id) is not Phase.DONE
-    )
+    decisions = Decisions(settings.decisions_kept, metrics, batches)
     links = WorkerLinks(
         service.transport,
         downstream,
@@ -151,9 +147,8 @@ async def assemble(settings: RouterSettings, service: Service, tunnel_config: Tu
     endpoints = EndpointMap(catalog, settings.catalog, apply)
     lookups = Lookups(catalog, FactCache(settings.fact_knobs()), metrics, service.spawn)
     planner = Planner(
-        names, lookups, fleet, shell.feed, service.spawn, spans, metrics, settings.lookup_budget_ms / 1_000,
-        planned=decisions.planned,
-    )  # fmt: skip
+        names, lookups, fleet, shell.feed, service.spawn, spans, metrics, settings.lookup_budget_ms / 1_000
+    )
 
     def offer(effect: SendOffer) -> None:
         metrics.offers.inc()
@@ -161,17 +156,12 @@ async def assemble(settings: RouterSettings, service: Service, tunnel_config: Tu
             metrics.resumes.inc()
         assignments.offer(effect)
 
-    def deliver(effect: Deliver) -> None:
-        requests.deliver(effect)
-        if not isinstance(effect.delivery, TokensDelivery):
-            decisions.delivered(effect.delivery.request_id)
-
     shell.ports = Ports(
         plan=planner.plan,
         offer=offer,
         cancel=assignments.cancel,
         close=assignments.close,
-        deliver=deliver,
+        deliver=requests.deliver,
         record=decisions.record,
         account=lambda effect: fleet.account(effect, now_ms()),
     )

@@ -21,7 +21,7 @@ from libs.controller.protocol import (
     Usage,
 )
 from libs.controller.router_effects import AttemptRecord, Decision, Outcome
-from services.router.decision_records import Circumstances, record_of
+from services.router.decision_records import record_of
 from tests.controller.world import MODEL, a_request, heartbeat, observe, random_world
 
 
@@ -32,8 +32,8 @@ def recorded(
     attempts = [attempt(0, Outcome.COMPLETED, ranked)]
     if len(ranked) > 1:
         attempts = [attempt(0, Outcome.DECLINED, ranked), attempt(1, Outcome.COMPLETED, ranked)]
-    made = Decision(request_id, 1, "acme", "m", 100, 0, 0.0, ranked, (), tuple(attempts))
-    return record_of(made, Circumstances(1, avoid, 5), "r1", decided_ms)
+    made = Decision(request_id, 1, "acme", "m", 100, 0, 0.0, ranked, (), tuple(attempts), avoid, 5)
+    return record_of(made, "r1", decided_ms)
 
 
 def attempt(choice: int, outcome: Outcome, ranked: tuple[RankedCandidate, ...]) -> AttemptRecord:

@@ -20,7 +20,7 @@ from libs.service.channel import open_channel
 from libs.service.transport import Transport
 from services.router.clock import now_ms
 from services.router.decision_batches import DecisionBatches
-from services.router.decision_records import Circumstances, record_of
+from services.router.decision_records import record_of
 from tests.controller.world import random_world
 from tests.router.fake_catalog import FakeCatalog, fake_catalog
 from tests.router.fake_worker import Job
@@ -110,10 +110,10 @@ async def test_the_queue_is_bounded_and_drops_the_oldest_counted() -> None:
     async with fake_catalog() as catalog:
         catalog.append_fails = grpc.StatusCode.UNAVAILABLE
         async with batches(catalog, queue=10) as under_test:
-            under_test.add(decision("first"), None)
+            under_test.add(decision("first"))
             await eventually(lambda: under_test.counters.failures >= 2, "the catalog is away")
             for i in range(25):
-                under_test.add(decision(f"r{i}"), None)
+                under_test.add(decision(f"r{i}"))
             assert (under_test.counters.dropped, under_test.counters.waiting) == (15, 11)
             catalog.append_fails = None
             await eventually(lambda: under_test.counters.waiting == 0, "appended")
@@ -127,18 +127,18 @@ async def test_large_decisions_are_bounded_too() -> None:
         async with batches(catalog, queue=100_000) as under_test:
             large = decision("large", ranked=6_000)
             for _ in range(12):
-                under_test.add(large, None)
+                under_test.add(large)
             assert under_test.counters.dropped == 2
 
 
 async def test_a_batch_waits_for_company_and_is_cut_where_it_is_full() -> None:
     async with fake_catalog() as catalog, batches(catalog, queue=2_000, interval_s=3_600) as under_test:
         for i in range(499):
-            under_test.add(decision(f"r{i}"), None)
+            under_test.add(decision(f"r{i}"))
         await asyncio.sleep(0)
         assert catalog.appends == 0
         for i in range(499, 1_100):
-            under_test.add(decision(f"r{i}"), None)
+            under_test.add(decision(f"r{i}"))
         await eventually(lambda: under_test.counters.appended == 1_000, "two full batches")
         assert (catalog.appends, under_test.counters.waiting) == (2, 100)
         await under_test.flush(10)
@@ -148,10 +148,10 @@ async def test_a_batch_waits_for_company_and_is_cut_where_it_is_full() -> None:
 async def test_a_refused_batch_is_counted_and_not_repeated() -> None:
     async with fake_catalog() as catalog, batches(catalog) as under_test:
         catalog.append_fails = grpc.StatusCode.INVALID_ARGUMENT
-        under_test.add(decision("bad"), None)
+        under_test.add(decision("bad"))
         await eventually(lambda: under_test.counters.refused == 1, "refused")
         catalog.append_fails = None
-        under_test.add(decision("good"), None)
+        under_test.add(decision("good"))
         await eventually(lambda: under_test.counters.appended == 1, "appended")
         assert [one.request_id for one in catalog.decisions] == ["good"] and under_test.counters.waiting == 0
 
@@ -161,7 +161,7 @@ async def test_the_end_is_bounded_with_the_catalog_away_and_says_what_is_lost() 
         catalog.append_fails = grpc.StatusCode.UNAVAILABLE
         async with batches(catalog) as under_test:
             for i in range(3):
-                under_test.add(decision(f"r{i}"), None)
+                under_test.add(decision(f"r{i}"))
             await eventually(lambda: under_test.counters.failures >= 1, "tried")
             began = asyncio.get_running_loop().time()
             await under_test.flush(0.3)
@@ -196,8 +196,8 @@ def test_a_plan_of_any_world_is_recorded_whole(seed: int) -> None:
         1, 0, Outcome.DECLINED, DeclineReason.DRAINING, "x" * 9_999, plan.ranked[0].candidate.ttft_ms, None, Usage(),
         Timings(),
     )  # fmt: skip
-    made = Decision(wanted.request_id, 3, "t", "m", 5, 1, 0.0, plan.ranked, plan.pruned, (attempt,))
-    record = record_of(made, Circumstances(3, ("w1",), 12), "r", 1_000)
+    made = Decision(wanted.request_id, 3, "t", "m", 5, 1, 0.0, plan.ranked, plan.pruned, (attempt,), ("w1",), 12)
+    record = record_of(made, "r", 1_000)
     assert [one.ttft_ms for one in record.terms] == [option.candidate.ttft_ms for option in plan.ranked]
     assert {one.reason: one.count for one in record.pruned} == {one.reason: one.count for one in plan.pruned}
     assert not record.attempts[0].HasField("measured_ttft_ms") and len(record.attempts[0].detail) == 500
