@@ -191,8 +191,7 @@ def _bounds(own: Ints, table: Table, sources: Sources, length: int, now_ms: floa
     per_token = (table.prefill(length) + values[rows.STRETCH]) * values[rows.BY_PREFILL]
     wait = np.maximum(values[rows.IDLE_AT] - now_ms, 0.0) * values[rows.BY_QUEUE]
     first = values[rows.FIRST] * values[rows.BY_FIRST]
-    whole = 1.0 + knobs.work_weight
-    bound: Floats = wait + (length - own) * per_token * whole + first
+    bound: Floats = wait + (length - own) * per_token + first
     shared = sources.shared()
     if shared is None:
         return bound
@@ -213,7 +212,7 @@ def _bounds(own: Ints, table: Table, sources: Sources, length: int, now_ms: floa
         load = (latency + tokens * each * per_byte) * by_restore
         stage = (values[rows.LATENCY + _GPU] + tokens * each * values[rows.PER_BYTE + _GPU]) * by_restore
         prefill = (length - (boundary - gap) - tokens) * per_token
-        cost = np.maximum(wait, load) + (stage + prefill) * whole + first
+        cost = np.maximum(wait, load) + (stage + prefill) + first
         np.minimum(bound, np.where(may, cost, np.inf), out=bound)
     return bound
 

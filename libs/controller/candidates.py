@@ -96,7 +96,7 @@ def plan(
     for one, way in ways:
         worker = one.worker(way)
         scores.append(
-            (worker in shunned, way.score_ms, worker, int(way.tier), way.boundary, one.entry.model.fingerprint)
+            (worker in shunned, way.ttft_ms, worker, int(way.tier), way.boundary, one.entry.model.fingerprint)
         )
     best = policy.order(request.request_id, scores, knobs)[: knobs.ranked]
     pruned["rank"] += sum(found.count for _, found in made) - len(best)
@@ -142,7 +142,7 @@ class _Planning:
         self.length = len(request.tokens)
         self.wanted = self.length + request.max_new_tokens
         self.links = self._links()
-        self.sources = Sources(self.links, entry.model.groups, self.index, knobs.work_weight)
+        self.sources = Sources(self.links, entry.model.groups, self.index)
         self.named = Named(self.links, entry.model.groups, fleet, knobs)
         self.prefixes = Prefixes(self.table.size)
         self.keys = keys = tuple([key_of(node.hash) for node in entry.chain.chunks])

@@ -48,7 +48,6 @@ class DiscoveryKnobs:
 class PolicyKnobs:
     """Scoring's."""
 
-    work_weight: float = 0.0  # of the device time a candidate takes, beside its time to first token: others wait for it
     near_tie_ratio: float = 0.01  # candidates within this share or
     near_tie_ms: float = 2.0  # this many ms of the best (the larger) are ordered by rendezvous hash
     ranked: int = 24  # candidates kept after pruning

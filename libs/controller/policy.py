@@ -185,21 +185,15 @@ def rank(
 ) -> tuple[RankedCandidate, ...]:
     """Best first. Workers in `avoid` come behind all others. Total and deterministic, whatever the input's order."""
     shunned = frozenset(avoid)
-    scores = [score_of(option.candidate, shunned, knobs) for option in options]
+    scores = [score_of(option.candidate, shunned) for option in options]
     return tuple(options[index] for index in order(request_id, scores, knobs))
 
 
-def score_ms(candidate: Candidate, knobs: PolicyKnobs = POLICY_KNOBS) -> float:
-    """What is least: the request's own wait, and what its work makes others wait."""
-    work = candidate.restore_ms + candidate.compute_tokens * candidate.prefill_ms_per_token
-    return candidate.ttft_ms + knobs.work_weight * work
-
-
-def score_of(candidate: Candidate, shunned: frozenset[str], knobs: PolicyKnobs = POLICY_KNOBS) -> Score:
+def score_of(candidate: Candidate, shunned: frozenset[str]) -> Score:
     """A candidate's place before near ties are drawn."""
     return (
         candidate.worker in shunned,
-        score_ms(candidate, knobs),
+        candidate.ttft_ms,
         candidate.worker,
         candidate.tier,
         candidate.cached_tokens,

@@ -123,7 +123,7 @@ class Cases:
 
 @dataclass(frozen=True, slots=True)
 class Restores:
-    """The best way of each case from one farthest tier: nodes[begins : links + 1] are read. Raw times in ms; a `score`
+    """The best way of each case from one farthest tier: nodes[begins : links + 1] are read. Raw times in ms; a `ttft`
     of infinity where there is none.
     """
 
@@ -133,7 +133,6 @@ class Restores:
     load: Floats
     restore: Floats
     size: Floats
-    score: Floats
     ttft: Floats
 
 
@@ -161,10 +160,7 @@ class Shared:
 class Sources:
     """Who holds what of a chain, by node and group: bits of slots, read once a plan."""
 
-    def __init__(
-        self, links: Sequence[Link], groups: Sequence[LayerGroup], index: ResidencyIndex, work_weight: float
-    ) -> None:
-        self.work_weight = work_weight
+    def __init__(self, links: Sequence[Link], groups: Sequence[LayerGroup], index: ResidencyIndex) -> None:
         self.links, self.groups = links, groups
         self.ends: Ints = np.array([link.end for link in links], np.int64)
         self.memory: list[list[int]] = []
@@ -296,7 +292,6 @@ class Sources:
         restore_by = restore * rows[BY_RESTORE]
         first = rows[FIRST] * rows[BY_FIRST]
         ttft = predicted_ms(cases.queue[:, None], load * rows[BY_RESTORE], restore_by, prefill, first)
-        score = ttft + self.work_weight * (restore_by + prefill)
         found = Found([])
         every = np.arange(len(cases.slots))
         for tier in range(4):
@@ -311,7 +306,7 @@ class Sources:
             found.usable += ways
             if not ways:
                 continue
-            costs = np.where(fitting, score, np.inf)
+            costs = np.where(fitting, ttft, np.inf)
             at = costs.argmin(axis=1)  # of equals the one that leans on less
             picked = (every, at)
             found.best.append(
@@ -323,7 +318,6 @@ class Sources:
                     restore[picked],
                     total[picked],
                     costs[picked],
-                    ttft[picked],
                 )
             )
         return found

@@ -41,7 +41,6 @@ class Way:
     tier: Tier
     boundary: int
     resident: int
-    score_ms: float
     ttft_ms: float
     name: str = ""
     load_ms: float = 0.0
@@ -53,10 +52,9 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """The ways of one tier, one entry a worker; a `score` of infinity where there is none."""
+    """The ways of one tier, one entry a worker; a `ttft` of infinity where there is none."""
 
     tier: Tier
-    score: Floats
     ttft: Floats
     boundary: Ints
     resident: Ints
@@ -83,7 +81,7 @@ class Ways:
         self._none: Floats = np.zeros(len(slots))
         self._nowhere: Ints = np.zeros(len(slots), np.int64)
         self._columns: list[_Column] = []
-        self._coming: dict[int, tuple[float, int, float, str, float]] = {}  # place -> score, boundary, ttft, name, load
+        self._coming: dict[int, tuple[float, int, str, float]] = {}  # place -> ttft, boundary, name, load
         self._fits = self.fits(self._nowhere)
         self._fits_device = self.fits(self.device)
 
@@ -107,8 +105,7 @@ class Ways:
             self.pruned["capacity"] += int(np.count_nonzero(~fits if there is None else there & ~fits))
             prefill = (self.length - boundary) * self.per_token
             ttft = predicted_ms(self.queue, self._none, self._none, prefill, self.first)
-            score = np.where(ways, ttft + self.knobs.work_weight * prefill, np.inf)
-            self._columns.append(_Column(tier, score, ttft, boundary, boundary))
+            self._columns.append(_Column(tier, np.where(ways, ttft, np.inf), boundary, boundary))
         if self.prefixes.coming:
             for place, slot in enumerate(self.slots.tolist()):
                 for end, name, arrival in self.prefixes.coming.get(slot, ()):
@@ -122,12 +119,11 @@ class Ways:
         load = load_ms * float(self.values[rows.BY_RESTORE, place])
         prefill = (self.length - end) * float(self.per_token[place])
         ttft_ms = policy.predicted_ms(float(self.queue[place]), load, 0.0, prefill, float(self.first[place]))
-        score_ms = ttft_ms + self.knobs.work_weight * prefill
         other = self._coming.get(place)
         if other is not None:
             self.pruned["dominated"] += 1
-        if other is None or (score_ms, end) < other[:2]:
-            self._coming[place] = (score_ms, end, ttft_ms, name, load_ms)
+        if other is None or (ttft_ms, end) < other[:2]:
+            self._coming[place] = (ttft_ms, end, name, load_ms)
 
     def restored(self, sources: Sources, limit: int) -> None:
         """Restores on top of the device's prefix, and from lower tiers alone."""
@@ -146,8 +142,8 @@ class Ways:
         for best in found.best:
             boundary = sources.ends[best.links]
             chosen = np.arange(count)
-            alone = (best.score[with_device], boundary[with_device], best.size[with_device])
-            on_top = (best.score[count:], boundary[count:], best.size[count:])
+            alone = (best.ttft[with_device], boundary[with_device], best.size[with_device])
+            on_top = (best.ttft[count:], boundary[count:], best.size[count:])
             chosen[with_device] = np.where(_less(on_top, alone), np.arange(count, len(places)), with_device)
             taken = Restores(
                 best.tier,
@@ -156,11 +152,10 @@ class Ways:
                 best.load[chosen],
                 best.restore[chosen],
                 best.size[chosen],
-                best.score[chosen],
                 best.ttft[chosen],
             )
-            self._columns.append(_Column(best.tier, taken.score, taken.ttft, boundary[chosen], resident[chosen], taken))
-            kept += int(np.count_nonzero(np.isfinite(taken.score)))
+            self._columns.append(_Column(best.tier, taken.ttft, boundary[chosen], resident[chosen], taken))
+            kept += int(np.count_nonzero(np.isfinite(taken.ttft)))
         self.pruned["dominated"] += found.usable - kept
 
     @property
@@ -168,17 +163,17 @@ class Ways:
         """Workers with any way."""
         found = np.zeros(len(self.slots), np.bool_)
         for column in self._columns:
-            found |= np.isfinite(column.score)
+            found |= np.isfinite(column.ttft)
         return int(np.count_nonzero(found)) + sum(1 for place in self._coming if not found[place])
 
     @property
     def count(self) -> int:
         """Ways there are."""
-        return sum(int(np.count_nonzero(np.isfinite(one.score))) for one in self._columns) + len(self._coming)
+        return sum(int(np.count_nonzero(np.isfinite(one.ttft))) for one in self._columns) + len(self._coming)
 
     def best(self, most: int | None) -> list[Way]:
         """All, or the quickest that may come among the first `most`: with all that tie and all of the near-tie band."""
-        every = np.concatenate([column.score for column in self._columns])
+        every = np.concatenate([column.ttft for column in self._columns])
         least = np.isfinite(every)
         if most is not None and np.count_nonzero(least) > most:
             limit = float(np.partition(every, most - 1)[most - 1])
@@ -188,27 +183,27 @@ class Ways:
         found: list[Way] = []
         for number, column in enumerate(self._columns):
             places = np.nonzero(least[number * len(slots) : (number + 1) * len(slots)])[0]
-            listed = [column.score, column.ttft, column.boundary, column.resident]
+            listed = [column.ttft, column.boundary, column.resident]
             restores = column.restores
             if restores is not None:
                 listed += [restores.load, restores.restore, restores.size, restores.links, restores.begins]
-            for place, score_ms, ttft_ms, boundary, resident, *rest in zip(
+            for place, ttft_ms, boundary, resident, *rest in zip(
                 places.tolist(), *[values[places].tolist() for values in listed], strict=True
             ):
                 terms = Terms(queue[place], prefill[place], first[place])
                 if rest:
                     load_ms, restore_ms, size, link, begin = rest
                     way = Way(
-                        slots[place], terms, column.tier, boundary, resident, score_ms, ttft_ms, "", load_ms,
+                        slots[place], terms, column.tier, boundary, resident, ttft_ms, "", load_ms,
                         restore_ms, int(size), link, begin,
                     )  # fmt: skip
                 else:
                     name = self.prefixes.names.get(boundary, "")
-                    way = Way(slots[place], terms, column.tier, boundary, resident, score_ms, ttft_ms, name)
+                    way = Way(slots[place], terms, column.tier, boundary, resident, ttft_ms, name)
                 found.append(way)
-        for place, (score_ms, end, ttft_ms, name, load_ms) in self._coming.items():
+        for place, (ttft_ms, end, name, load_ms) in self._coming.items():
             terms = Terms(queue[place], prefill[place], first[place])
-            found.append(Way(slots[place], terms, Tier.INFLIGHT, end, end, score_ms, ttft_ms, name, load_ms))
+            found.append(Way(slots[place], terms, Tier.INFLIGHT, end, end, ttft_ms, name, load_ms))
         return found
 
 
