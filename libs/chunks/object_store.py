@@ -6,9 +6,9 @@ and never outlive it. Errors are typed by what one can do about them. Nothing is
 refused here, any other difference by its content id.
 
 `put` is put-if-absent (If-None-Match: *). The client has no public call for it, so exactly one function uses its
-private `_put_object`: `_put_over`; and `multipart` its calls for parts. A key names its content, so what lies under
-it with another size is no one's: some stores keep an empty object of a writer that died in the middle. It is written
-over, never removed first: whoever else does the same writes the same bytes.
+private `_put_object`: ours of that name; and `multipart` its calls for parts. A key names its content, so what lies
+under it with another size is no one's: some stores keep an empty object of a writer that died in the middle. It is
+written over, never removed first: whoever else does the same writes the same bytes.
 """
 
 from __future__ import annotations
@@ -275,9 +275,8 @@ class ObjectStore:
         """The ETag, or None if the key exists and is not to be written `over`."""
         if len(body) > self._part_bytes:
             return self._put_parts(key, memoryview(body), deadline, over=over)
-        if over:
-            return self._call(f"put of {key}", deadline.left, None, lambda: self._put_over(key, body))
-        return self._call(f"put of {key}", deadline.left, None, lambda: self._put_if_absent(key, body))
+        put = self._put_object if over else self._put_if_absent
+        return self._call(f"put of {key}", deadline.left, None, lambda: put(key, body))
 
     def _put_parts(self, key: str, body: memoryview, deadline: Deadline, *, over: bool) -> str | None:
         """As `_put_if_absent`, in parts. Asks first: the parts of what is there already need not travel."""
@@ -324,7 +323,7 @@ class ObjectStore:
     def _put_if_absent(self, key: str, body: bytes | memoryview) -> str | None:
         """The ETag, or None if the key exists. A conflict with a write under way is a retryable failure."""
         try:
-            return self._put_over(key, body, {"If-None-Match": "*"})
+            return self._put_object(key, body, {"If-None-Match": "*"})
         except Exception as error:
             if is_precondition_failed(error):
                 return None
@@ -332,11 +331,11 @@ class ObjectStore:
                 raise UnreachableError(f"{key} is being written by another", remedy="try again") from error
             raise
 
-    def _put_over(
-        self, key: str, body: bytes | memoryview, headers: dict[str, str | list[str] | tuple[str]] | None = None
+    def _put_object(
+        self, key: str, body: bytes | memoryview, condition: dict[str, str | list[str] | tuple[str]] | None = None
     ) -> str:
         # Typed as bytes; any buffer does.
-        return str(self._client._put_object(self.bucket, key, cast("bytes", body), headers or {}).etag)
+        return str(self._client._put_object(self.bucket, key, cast("bytes", body), condition or {}).etag)
 
     def remove(self, key: ObjectKey, *, within: float) -> None:
         """See `Tier.remove`."""
