@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TypeVar
@@ -18,6 +18,7 @@ from prove.report import Outcome, Size
 from prove.stage import Stage
 from prove.worker_bench import Bench, backed, fresh_salt
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 LANES = 8
@@ -63,6 +64,10 @@ class Docket:
             ones.append(one)
             await self._court.submit(one.path, one.generation(len(ones)))
 
+    async def outcome(self) -> Outcome:
+        """The verdict on all of it; nothing may follow."""
+        return outcome(self.by_path, await self._court.verdicts())
+
 
 @dataclass
 class Scene:
@@ -80,20 +85,19 @@ class Scene:
         span = plan.longest / plan.shortest
         return [self.prose.prompt(round(plan.shortest * span ** self.draw.random())) for _ in range(count)]
 
-    async def histories(self, prompts: Sequence[list[int]], new: int, *, judged: bool = False) -> list[History]:
-        """Of cold turns, one at a time; durable."""
-        return [await self._history(prompt, new, judged) for prompt in prompts]
+    async def histories(
+        self, prompts: Sequence[list[int]], new: int, *, judged: bool = False, at_once: int = 1
+    ) -> list[History]:
+        """Of cold turns, so many beside each other; durable."""
 
-    async def histories_at_once(self, prompts: Sequence[list[int]], new: int, at_once: int) -> list[History]:
-        """The same, a few beside each other, not judged."""
-        return await gathered([lambda prompt=prompt: self._history(prompt, new, False) for prompt in prompts], at_once)
+        async def one(prompt: list[int]) -> History:
+            salt = fresh_salt()
+            played = await paths.cold(self.bench, prompt, new, salt)
+            if judged:
+                await self.docket.add(played)
+            return played.history(salt, await self.bench.durable(played.exchange.processed, salt))
 
-    async def _history(self, prompt: list[int], new: int, judged: bool) -> History:
-        salt = fresh_salt()
-        played = await paths.cold(self.bench, prompt, new, salt)
-        if judged:
-            await self.docket.add(played)
-        return played.history(salt, await self.bench.durable(played.exchange.processed, salt))
+        return await gathered(one, prompts, at_once)
 
     async def again(self, history: History) -> History:
         """The same tokens for another tenant, resident and of nobody else."""
@@ -102,27 +106,27 @@ class Scene:
         return played.history(salt)
 
 
-async def gathered(works: Sequence[Callable[[], Coroutine[object, object, T]]], at_once: int) -> list[T]:
+async def gathered(work: Callable[[S], Awaitable[T]], of: Sequence[S], at_once: int) -> list[T]:
     """All results, in order; so many at a time."""
     gate = asyncio.Semaphore(at_once)
 
-    async def one(work: Callable[[], Coroutine[object, object, T]]) -> T:
+    async def one(what: S) -> T:
         async with gate:
-            return await work()
+            return await work(what)
 
     async with asyncio.TaskGroup() as tasks:
-        done = [tasks.create_task(one(work)) for work in works]
+        done = [tasks.create_task(one(what)) for what in of]
     return [task.result() for task in done]
 
 
 @asynccontextmanager
-async def scene(size: Size, stage: Stage | None, seed: int) -> AsyncIterator[tuple[Scene, Court]]:
-    """A bench with room, and a court."""
+async def scene(size: Size, stage: Stage | None, seed: int) -> AsyncIterator[Scene]:
+    """A bench with room, and a court that sits beside it."""
     plan = plan_of(size)
     async with backed(stage) as backing, Judge(backing.folder).court() as court:
         values = {"kv_bytes": plan.kv_bytes, "lanes": LANES}
         async with Bench(backing.folder, values, backing) as bench:
-            yield Scene(plan, bench, Prose(backing.folder, seed), random.Random(seed), Docket(court)), court
+            yield Scene(plan, bench, Prose(backing.folder, seed), random.Random(seed), Docket(court))
 
 
 def outcome(by_path: Mapping[str, Sequence[Played]], tallies: Mapping[str, Tally]) -> Outcome:

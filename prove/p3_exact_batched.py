@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from prove import paths
-from prove.exactness import LANES, outcome, scene
+from prove.exactness import LANES, scene
 from prove.report import Claim, Outcome, Size
 from prove.stage import Stage
 
@@ -16,7 +16,7 @@ CLAIM = Claim(
 
 async def run(size: Size, stage: Stage | None) -> Outcome:
     """See the module."""
-    async with scene(size, stage, CLAIM.seed) as (play, court):
+    async with scene(size, stage, CLAIM.seed) as play:
         plan = play.plan
         await paths.with_strangers(play.bench, play.prompts(plan.many), plan.long, LANES, play.docket.add)
-        return outcome(play.docket.by_path, await court.verdicts())
+        return await play.docket.outcome()

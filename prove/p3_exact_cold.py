@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from prove.exactness import outcome, scene
+from prove.exactness import scene
 from prove.report import Claim, Outcome, Size
 from prove.stage import Stage
 
@@ -15,7 +15,7 @@ CLAIM = Claim(
 
 async def run(size: Size, stage: Stage | None) -> Outcome:
     """See the module."""
-    async with scene(size, stage, CLAIM.seed) as (play, court):
+    async with scene(size, stage, CLAIM.seed) as play:
         plan = play.plan
         await play.histories(play.prompts(plan.many), plan.long, judged=True)
-        return outcome(play.docket.by_path, await court.verdicts())
+        return await play.docket.outcome()

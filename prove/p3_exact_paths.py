@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from libs.controller.protocol import Tier
 from prove import paths
-from prove.exactness import MORE, Scene, outcome, scene
+from prove.exactness import MORE, Scene, scene
 from prove.paths import History
 from prove.report import Claim, Outcome, Size
 from prove.stage import Stage
@@ -19,7 +19,7 @@ CLAIM = Claim(
 
 async def run(size: Size, stage: Stage | None) -> Outcome:
     """See the module."""
-    async with scene(size, stage, CLAIM.seed) as (play, court):
+    async with scene(size, stage, CLAIM.seed) as play:
         plan, bench, prose, docket = play.plan, play.bench, play.prose, play.docket
         histories = await play.histories(play.prompts(plan.few), plan.short)
         for one in histories:
@@ -35,7 +35,7 @@ async def run(size: Size, stage: Stage | None) -> Outcome:
         await bench.restart(values={"kv_bytes": plan.kv_bytes}, fresh_directory=True)
         for one in histories:
             await docket.add(await paths.restored(bench, one, Tier.OBJECT, prose.continuation(MORE), plan.short))
-        return outcome(docket.by_path, await court.verdicts())
+        return await docket.outcome()
 
 
 async def _resident(play: Scene, history: History) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from prove import paths
-from prove.exactness import Docket, outcome
+from prove.exactness import Docket
 from prove.judging import Judge
 from prove.prose import Prose
 from prove.report import Claim, Outcome, Size
@@ -39,4 +39,4 @@ async def run(size: Size, stage: Stage | None) -> Outcome:
                 # A cancel keeps whole chunks: with less than one, the second attempt would begin at nothing.
                 prompt = prose.prompt(draw.randint(paths.CHUNK + 8, longest))
                 await docket.add(await paths.resumed(bench, prompt, new, draw.randint(1, new // 2), option))
-        return outcome(docket.by_path, await court.verdicts())
+        return await docket.outcome()

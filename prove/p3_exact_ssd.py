@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from libs.controller.protocol import Tier
 from prove import paths
-from prove.exactness import MORE, gathered, outcome, scene
+from prove.exactness import MORE, gathered, scene
 from prove.paths import History
 from prove.report import Claim, Outcome, Size
 from prove.stage import Stage
@@ -19,14 +19,14 @@ _AT_ONCE = 3
 
 async def run(size: Size, stage: Stage | None) -> Outcome:
     """See the module."""
-    async with scene(size, stage, CLAIM.seed) as (play, court):
+    async with scene(size, stage, CLAIM.seed) as play:
         plan, bench = play.plan, play.bench
-        histories = await play.histories_at_once(play.prompts(plan.many), 4, _AT_ONCE)
+        histories = await play.histories(play.prompts(plan.many), 4, at_once=_AT_ONCE)
         await bench.restart()
 
         async def turn(history: History) -> None:
             more = play.prose.continuation(MORE)
             await play.docket.add(await paths.restored(bench, history, Tier.SSD, more, plan.long))
 
-        await gathered([lambda one=one: turn(one) for one in histories], _AT_ONCE)
-        return outcome(play.docket.by_path, await court.verdicts())
+        await gathered(turn, histories, _AT_ONCE)
+        return await play.docket.outcome()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 import sys
 import tempfile
@@ -28,7 +29,7 @@ from libs.simulation.traces.replay import run as replay
 from libs.simulation.traces.synthetic import Copies
 from prove import decisions_bench
 from prove.checks import Checks
-from prove.processes import finished
+from prove.processes import finished, resident_bytes
 from prove.report import Claim, Outcome, Size
 from prove.stage import Stage
 
@@ -68,26 +69,19 @@ async def run(size: Size, stage: Stage | None) -> Outcome:
 def _memory(chunks: int) -> dict[str, float]:
     """Resident set before and after the index was filled; names are dropped as a heartbeat's are."""
     index, draw = ResidencyIndex(), random.Random(CLAIM.seed)
-    before, began = _resident_bytes(), time.perf_counter()
+    before, began = resident_bytes(os.getpid()), time.perf_counter()
     for number in range(chunks):
         name = draw.randbytes(32).hex()
         slot = index.slot(f"w{number % 1_000:03}")
         index.add(slot, Resident(name, 256, Tier.GPU, "f"), 0.0)
     seconds = time.perf_counter() - began
-    grown = _resident_bytes() - before
+    grown = resident_bytes(os.getpid()) - before
     assert len(index) == chunks
     return {
         "mb": round(grown / 1e6, 1),
         "bytes_per_chunk": round(grown / chunks, 1),
         "adds_per_s": round(chunks / seconds),
     }
-
-
-def _resident_bytes() -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmRSS:"):
-            return int(line.split()[1]) * 1_024
-    raise RuntimeError("this system does not say how much memory a process has")
 
 
 async def _matching(checks: Checks, details: dict[str, JsonValue], count: int) -> None:

@@ -4,7 +4,6 @@ differs. Time to first token, balance, and how often a prefix is found with no t
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
 from pathlib import Path
@@ -45,7 +44,7 @@ async def run(size: Size, stage: Stage | None) -> Outcome:
 
 async def _command(trace: str, *more: str) -> dict[str, Any]:
     argv = [sys.executable, "-m", "cli", "sim", "trace", trace, "--workers", "8", "--policy", "all", "--json", *more]
-    done = await asyncio.wait_for(finished(argv, _WITHIN_S, cwd=_ROOT), _WITHIN_S)
+    done = await finished(argv, _WITHIN_S, cwd=_ROOT)
     if done.code != 0:
         raise RuntimeError(f"segue sim trace {trace} ended with {done.code}: {done.stderr[-2_000:]}")
     document: dict[str, Any] = json.loads(done.stdout)
