@@ -6,13 +6,13 @@ back as another process that knows nothing.
 
 from __future__ import annotations
 
-from collections import deque
 from typing import TYPE_CHECKING
 
 from libs.controller import discovery
 from libs.controller import router_events as rx
 from libs.controller.errors import WireError
 from libs.controller.fleet import Fleet
+from libs.controller.inbox import Inbox
 from libs.controller.knobs import DiscoveryKnobs, RouterKnobs
 from libs.controller.protocol import (
     AssignmentId,
@@ -62,8 +62,7 @@ class RouterNode:
         self.decisions = 0
         self.last_plan: rx.Planned | None = None
         self.stray: list[TimerId] = []  # timers that were cancelled
-        self._events: deque[rx.RouterEvent] = deque()
-        self._feeding = False
+        self._inbox = Inbox(self._handle)
         self._timers: dict[TimerId, int] = {}
         self._ticket = 0
         self.routes: dict[AssignmentId, tuple[int, Candidate]] = {}  # open ones: tunnel, candidate
@@ -106,7 +105,7 @@ class RouterNode:
         if not self.alive:
             return
         self.alive = False
-        self._events.clear()
+        self._inbox.clear()
         for tunnel in self.tunnels.values():
             tunnel.router_up = False
             self.world.break_for_worker(tunnel)
@@ -217,22 +216,16 @@ class RouterNode:
 
     def feed(self, event: rx.RouterEvent) -> None:
         """The machine handles an event and is obeyed, in order; from within an effect, afterwards."""
-        self._events.append(event)
-        if self._feeding:
-            return
-        self._feeding = True
-        try:
-            while self._events:
-                event = self._events.popleft()
-                watch, now = self.world.watch, self.world.agenda.now
-                watch.before_router(self, event)
-                effects = self.machine.handle(event, now)
-                self.world.trace.append((now, self.name, event, effects))
-                watch.after_router(self, event, effects)
-                for effect in effects:
-                    self._obey(effect)
-        finally:
-            self._feeding = False
+        self._inbox.feed(event)
+
+    def _handle(self, event: rx.RouterEvent) -> None:
+        watch, now = self.world.watch, self.world.agenda.now
+        watch.before_router(self, event)
+        effects = self.machine.handle(event, now)
+        self.world.trace.append((now, self.name, event, effects))
+        watch.after_router(self, event, effects)
+        for effect in effects:
+            self._obey(effect)
 
     def _obey(self, effect: RouterEffect) -> None:
         match effect:

@@ -5,12 +5,13 @@ A process dies and comes back under a new epoch (`Restarted`); its disk stays, i
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from libs.continuation import chain as chains
 from libs.controller import worker_events as wx
 from libs.controller.errors import WireError
+from libs.controller.inbox import Inbox
 from libs.controller.knobs import WorkerKnobs
 from libs.controller.protocol import (
     AssignmentId,
@@ -67,8 +68,7 @@ class WorkerNode:
         self.ram: dict[str, None] = {}
         self.busy_ms = 0.0
         self.prefills: Counter[str] = Counter()  # of each shared prefix that had to compute some of it
-        self._events: deque[wx.WorkerEvent] = deque()
-        self._feeding = False
+        self._inbox = Inbox(self._handle)
         self._hurried = False
         self._copied_names: dict[str, None] = {}
         self._checkpoints = 0
@@ -100,7 +100,7 @@ class WorkerNode:
         self.alive = False
         self.busy_ms += self.runtime.busy_ms
         self.runtime.end()
-        self._events.clear()
+        self._inbox.clear()
         for tunnel in self.tunnels.values():
             tunnel.worker_up = False
             self.world.break_for_router(tunnel, orderly)
@@ -175,22 +175,16 @@ class WorkerNode:
 
     def feed(self, event: wx.WorkerEvent) -> None:
         """The machine handles an event and is obeyed, in order."""
-        self._events.append(event)
-        if self._feeding:
-            return
-        self._feeding = True
-        try:
-            while self._events:
-                event = self._events.popleft()
-                watch, now = self.world.watch, self.world.agenda.now
-                watch.before_worker(self, event)
-                effects = self.machine.handle(event, now)
-                self.world.trace.append((now, self.name, event, effects))
-                watch.after_worker(self, event, effects)
-                for effect in effects:
-                    self._obey(effect)
-        finally:
-            self._feeding = False
+        self._inbox.feed(event)
+
+    def _handle(self, event: wx.WorkerEvent) -> None:
+        watch, now = self.world.watch, self.world.agenda.now
+        watch.before_worker(self, event)
+        effects = self.machine.handle(event, now)
+        self.world.trace.append((now, self.name, event, effects))
+        watch.after_worker(self, event, effects)
+        for effect in effects:
+            self._obey(effect)
 
     def _obey(self, effect: WorkerEffect) -> None:
         match effect:

@@ -12,10 +12,10 @@ going on with a state nobody has thought through.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from libs.controller.inbox import Inbox
 from libs.controller.protocol import AssignmentId
 from libs.controller.router import RouterMachine
 from libs.controller.router_effects import (
@@ -59,9 +59,8 @@ class Shell:
         self.machine = machine
         self.ports: Ports | None = None
         self._crashed = crashed
-        self._events: deque[RouterEvent] = deque()
+        self._inbox = Inbox(self._handle)
         self._timers: dict[TimerId, asyncio.TimerHandle] = {}
-        self._feeding = False
         self._stopped = False
 
     @property
@@ -78,25 +77,21 @@ class Shell:
         """Lets the machine handle the event and obeys it; from within an effect, afterwards."""
         if self._stopped:
             return
-        self._events.append(event)
-        if self._feeding:
-            return
-        self._feeding = True
+        self._inbox.feed(event)
+
+    def _handle(self, event: RouterEvent) -> None:
         try:
-            while self._events:
-                for effect in self.machine.handle(self._events.popleft(), now_ms()):
-                    self._obey(effect)
+            for effect in self.machine.handle(event, now_ms()):
+                self._obey(effect)
         except BaseException as error:
             self.stop()
             self._crashed(error)
             raise
-        finally:
-            self._feeding = False
 
     def stop(self) -> None:
         """The end: no event changes anything any more, no timer fires."""
         self._stopped = True
-        self._events.clear()
+        self._inbox.clear()
         for handle in self._timers.values():
             handle.cancel()
         self._timers.clear()
