@@ -59,6 +59,8 @@ peers: setup  ## programs that claims are measured beside (4-tiers-speed, 5-scal
 	@.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check --no-deps $(PEERS)
 	@$(CURDIR)/$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
 		> "$$(.venv-peers/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/segue.pth"
+	@cd .venv-peers && apt-get download -qq libnss-wrapper && dpkg -x libnss-wrapper_*.deb nss \
+		|| echo "no libnss-wrapper: lmcache's S3 adapter is played only where BUCKET.localhost resolves"
 
 k8s-check: setup  ## render and validate the Kubernetes manifests
 	@$(BIN)/python tools/k8s_check.py

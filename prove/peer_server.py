@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -11,10 +12,12 @@ from typing import Any
 import grpc
 
 from libs.chunks.local import LocalDirectory
-from libs.contracts.segue.v1 import catalog_pb2, catalog_pb2_grpc, worker_pb2, worker_pb2_grpc
+from libs.contracts.segue.v1 import worker_pb2, worker_pb2_grpc
+from libs.controller.catalog_facts import Endpoint
 from libs.service.grpc_server import GrpcServer
 from libs.service.transport import Transport
 from services.worker.endpoint.fetching import fetch_chunk
+from services.worker.registration import Registration
 from services.worker.restore.local_chunks import ServeCounts, ServedChunks
 
 _CALL_S = 10.0
@@ -53,13 +56,17 @@ async def peer_server(directory: Path, catalog: grpc.aio.Channel, worker: str) -
     server = GrpcServer("127.0.0.1:0", Transport())
     server.add(servicer, worker_pb2_grpc.add_WorkerServicer_to_server, "segue.v1.Worker")
     await server.start()
-    stub = catalog_pb2_grpc.CatalogStub(catalog)
-    endpoint = catalog_pb2.Endpoint(worker=worker, address=server.target, family="ipv4", node=local.node)
+    registration = Registration(catalog, "the catalog", worker)
     try:
-        given = await stub.Register(catalog_pb2.RegisterRequest(endpoint=endpoint), timeout=_CALL_S)  # type: ignore[misc]
-        servicer.epoch = given.epoch
-        yield PeerServer(local.node, given.epoch, chunks.counts)
-        await stub.Deregister(catalog_pb2.DeregisterRequest(worker=worker, epoch=given.epoch), timeout=_CALL_S)  # type: ignore[misc]
+        endpoint = Endpoint(worker, 0, server.target, family="ipv4", node=local.node)
+        servicer.epoch = await registration.register(endpoint, (), (), _CALL_S)
+        kept = asyncio.create_task(registration.run(), name="the peer's lease")
+        try:
+            yield PeerServer(local.node, servicer.epoch, chunks.counts)
+        finally:
+            kept.cancel()
+            await asyncio.gather(kept, return_exceptions=True)
+            await registration.deregister()
     finally:
         await server.stop(0)
         await chunks.aclose()

@@ -113,6 +113,8 @@ class SeaweedServer:
             "-ip=127.0.0.1",
             "-ip.bind=127.0.0.1",
             f"-s3.port={self.s3_port}",
+            # Some S3 clients name a bucket in the host: BUCKET.localhost.
+            "-s3.domainName=localhost",
             f"-master.port={self.master_port}",
             f"-volume.port={self.volume_port}",
             f"-filer.port={self.filer_port}",
