@@ -239,7 +239,7 @@ class _Scene:
         bench = self._bench
         await bench.run(Ask([*history.tokens, 7], 1, history.salt, chain=history.nodes, tier=Tier.SSD))
         await bench.handlers.checkpointer.drain(60.0)
-        (memory,) = (tier for tier in bench.storage._tiers if isinstance(tier, HostMemory))
+        (memory,) = (tier for tier in bench.storage.tiers if isinstance(tier, HostMemory))
         names = {node.chunk.hash for node in history.nodes}
         flipped = 0
         for key in memory.objects():

@@ -109,7 +109,7 @@ def _ended(task: asyncio.Task[None]) -> None:
 
 
 class Storage:
-    """The parts the shell needs (`services.worker.handlers`), and their counters."""
+    """The parts the shell needs (`services.worker.handlers`), their counters, and the `tiers` it reads and closes."""
 
     def __init__(
         self,
@@ -127,7 +127,7 @@ class Storage:
     ) -> None:
         self.restorer, self.checkpointer, self.local, self.measurements = restorer, checkpointer, local, measurements
         self.memory, self.counts = memory, counts
-        self._tiers, self._reporter = tiers, reporter
+        self.tiers, self._reporter = tiers, reporter
         self.promoter, self.uses = promoter, uses
         self._peers, self.book = peers
         self._tasks = [asyncio.create_task(self.book.run(), name="endpoint map")]
@@ -153,7 +153,7 @@ class Storage:
                 if self._reporter is not None:
                     await self._reporter.flush()
                 await self.uses.flush()
-        for tier in self._tiers:
+        for tier in self.tiers:
             await asyncio.to_thread(tier.close)
 
 
