@@ -54,6 +54,8 @@ def _lose_tunnel(world: World, fault: Fault) -> bool:
 def _retire(world: World, fault: Fault) -> bool:
     router, worker = world.routers[fault.who], world.workers[fault.whom]
     tunnels = [tunnel for tunnel in router.tunnels.values() if tunnel.worker == fault.whom]
+    if not router.alive:
+        return False
     for tunnel in tunnels:
         tunnel.router_up = tunnel.worker_up = False
         router.lost(tunnel, orderly=True)

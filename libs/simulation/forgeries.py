@@ -1,7 +1,8 @@
-"""Messages that no honest peer of this version sends. All of them must change nothing, and be counted.
+"""Messages that no honest peer of this version sends. Nearly all of them must change nothing, and be counted.
 
 Those to a router are about its first active attempt, those to a worker about its oldest assignment; what the invariants
-do not see anyway is checked here.
+do not see anyway is checked here. Two count: a failure before its acceptance (as if it had overtaken it), and a
+completion that claims too little.
 """
 
 from __future__ import annotations
@@ -26,7 +27,6 @@ from libs.controller.protocol import (
     ResultStatus,
     Tier,
     TokenLogprobs,
-    Usage,
 )
 from libs.simulation import declared
 from libs.simulation.shadow import Active
@@ -65,6 +65,11 @@ _ABOUT_ACTIVE: tuple[Callable[[Active, int, tuple[int, ...], int], rx.RouterEven
     ),
     lambda a, due, right, left: (
         rx.ReplyReceived(a.worker, OfferReply(a.assignment, a.epoch, True)) if a.answered else None
+    ),
+    lambda a, due, right, left: (
+        None
+        if a.answered
+        else rx.ResultReceived(a.worker, Result(a.assignment, a.epoch, ResultStatus.FAILED, error="device error"))
     ),
 )
 
@@ -195,16 +200,10 @@ def _second_plan(kind: rx.ObstacleKind | None) -> Callable[[World, RouterNode], 
 
 
 def _modest(world: World, node: RouterNode) -> bool:
-    """A result that claims fewer tokens than have come, when all have: it is believed to be the end, and counted."""
-    for active in world.watch.shadows[node.name].active.values():
-        due, _, right = _due(world, node, active)
-        if due and not right and node.machine.phase(active.assignment.request_id).value == "streaming":
-            ask = world.asks[active.assignment.request_id]
-            usage = Usage(generated_tokens=0)
-            result = Result(active.assignment, active.epoch, ResultStatus.COMPLETED, declared.finish(ask), usage=usage)
-            node.feed(rx.ResultReceived(active.worker, result))
-            return True
-    return False
+    """The next completion claims fewer tokens than have come: it is believed to be the end, and counted."""
+    del world
+    node.modest = True
+    return True
 
 
 _TO_ROUTER: tuple[Callable[[World, RouterNode], bool], ...] = (

@@ -6,6 +6,7 @@ back as another process that knows nothing.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from libs.controller import discovery
@@ -23,6 +24,7 @@ from libs.controller.protocol import (
     Heartbeat,
     OfferReply,
     Result,
+    ResultStatus,
     SnapshotRequest,
     Submission,
     TunnelValue,
@@ -60,6 +62,7 @@ class RouterNode:
         self.alive = False
         self.boot = 0
         self.decisions = 0
+        self.modest = False  # the next completion is made to claim nothing
         self.last_plan: rx.Planned | None = None
         self.stray: list[TimerId] = []  # timers that were cancelled
         self._inbox = Inbox(self._handle)
@@ -160,6 +163,9 @@ class RouterNode:
                 self.feed(rx.ReplyReceived(worker, value))
             case Result():
                 self._carried.pop(value.assignment, None)
+                if self.modest and value.status is ResultStatus.COMPLETED:
+                    self.modest = False
+                    value = replace(value, usage=replace(value.usage, generated_tokens=0))
                 self.feed(rx.ResultReceived(worker, value))
             case Heartbeat():
                 effects = self.registry.heard(tunnel.number, value, now)
