@@ -47,6 +47,7 @@ from libs.controller.router_effects import (
     TimerKind,
     Unbooked,
 )
+from libs.simulation import declared
 from libs.simulation.links import Tunnel
 from libs.simulation.planning import Planner
 
@@ -163,7 +164,7 @@ class RouterNode:
                 self.feed(rx.ReplyReceived(worker, value))
             case Result():
                 self._carried.pop(value.assignment, None)
-                if self.modest and value.status is ResultStatus.COMPLETED:
+                if self.modest and value.status is ResultStatus.COMPLETED and self._all_came(value):
                     self.modest = False
                     value = replace(value, usage=replace(value.usage, generated_tokens=0))
                 self.feed(rx.ResultReceived(worker, value))
@@ -173,6 +174,16 @@ class RouterNode:
                 self.obey_discovery(effects)
             case _:
                 self.world.coverage.add("wire", "out-of-place")
+
+    def _all_came(self, result: Result) -> bool:
+        """Whether every token its usage claims has been delivered: to claim less of fewer would be another lie."""
+        name = result.assignment.request_id
+        shadow = self.world.watch.shadows[self.name]
+        origin = shadow.live.get(name)
+        if origin is None or name not in shadow.active:
+            return False
+        sent = shadow.submitted[origin].delivered + shadow.delivered.get(origin, 0)
+        return sent == declared.length(self.world.asks[name])
 
     def obey_discovery(self, effects: list[discovery.DiscoveryEffect]) -> None:
         """What the registry concluded is carried out."""
