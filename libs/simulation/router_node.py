@@ -135,7 +135,7 @@ class RouterNode:
 
     def lost(self, tunnel: Tunnel, orderly: bool = False) -> None:
         """This end notices that a tunnel is gone."""
-        if self.tunnels.pop(tunnel.number, None) is None:
+        if self.tunnels.pop(tunnel.number, None) is None or not self.alive:
             return
         tunnel.router_up = False
         self.obey_discovery(self.registry.closed(tunnel.number, self.world.agenda.now, orderly))
