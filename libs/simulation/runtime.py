@@ -286,7 +286,7 @@ class Runtime:
             lease = self.pool.leases[job.assignment]
             self.pool.fill(lease, lease.filled, declared.names(text[: lease.filled]))
             self.world.worker(self.spec.name).computed(text[: lease.filled], job.assignment)
-        self._later(job, 0.5, self._quiesce)
+        self._later(job, self._decode_ms(), self._quiesce)
         self._tell(event)
 
     def _quiesce(self, job: Job) -> None:
@@ -308,7 +308,7 @@ class Runtime:
 
     def _late(self, job: Job) -> wx.WorkerEvent | None:
         """What the iteration that was running at the end had to say: nobody may listen any more."""
-        key, turn = job.assignment, job.ticket
+        key, turn = job.assignment, job.ticket + job.length + job.assignment.attempt
         drawn = wx.TokensDrawn(key, (declared.token(job.ask, job.first + job.drawn),))
         prefilled = wx.PrefillDone(key, job.length - job.cached)
         said: tuple[wx.WorkerEvent, ...]

@@ -78,10 +78,13 @@ class World:
             rest_ms = self._last_fault_ms()
             settle_ms = self.schedule.settings.settle_ms
             agenda, watch, ingress = self.agenda, self.watch, self.ingress
+            routers = [*self.routers.values()]
+            # A submission made by mistake has nobody waiting for it, but it too has its deadline.
+            latest_ms = max((ask.at_ms + ask.deadline_ms for ask in self.schedule.asks), default=0.0)
             while agenda.step():
                 self.steps += 1
                 watch.after_step()
-                if ingress.open:
+                if ingress.open or (agenda.now < latest_ms and any(len(node.machine) for node in routers)):
                     rest_ms = max(rest_ms, agenda.now)
                 elif agenda.now > rest_ms + settle_ms:
                     break
