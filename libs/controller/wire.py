@@ -17,7 +17,7 @@ from libs.contracts.segue.v1 import router_pb2, worker_pb2
 from libs.controller import protocol
 from libs.controller.errors import EncodingError, LocalOnlyError, WireError
 from libs.controller.protocol import AttachValue, Delivery, TunnelValue
-from libs.controller.wire_fields import from_proto, to_proto
+from libs.controller.wire_fields import PROTOS, enclosed, from_proto
 
 _TUNNEL: dict[type, str] = {
     protocol.Offer: "offer",
@@ -29,6 +29,7 @@ _TUNNEL: dict[type, str] = {
     protocol.SnapshotRequest: "snapshot_request",
     protocol.ElectTunnel: "elect",
 }
+_ASSIGNED = {name for kind, name in _TUNNEL.items() if "assignment" in PROTOS[kind].DESCRIPTOR.fields_by_name}
 _TUNNEL_KINDS = {name: kind for kind, name in _TUNNEL.items()}
 _DELIVERY: dict[type, str] = {
     protocol.TokensDelivery: "tokens",
@@ -46,10 +47,8 @@ def delivery_to_proto(delivery: Delivery) -> router_pb2.Delivery:
         raise LocalOnlyError("Delivery", delivery)
     if type(delivery.request_id) is not str:
         raise LocalOnlyError(f"{type(delivery).__name__}.request_id", delivery.request_id)
-    message = router_pb2.Delivery(request_id=delivery.request_id)
-    part: Message = getattr(message, name)
-    part.SetInParent()
-    part.CopyFrom(to_proto(delivery))
+    message = enclosed(router_pb2.Delivery, name, delivery)
+    message.request_id = delivery.request_id
     return message
 
 
@@ -75,11 +74,7 @@ class TunnelCodec:
         name = _TUNNEL.get(type(value))
         if name is None:
             raise LocalOnlyError(f"TunnelMessage.{type(value).__name__}", value)
-        message = worker_pb2.TunnelMessage()
-        part: Message = getattr(message, name)
-        part.SetInParent()
-        part.CopyFrom(to_proto(value))
-        return message.SerializeToString(deterministic=True)
+        return enclosed(worker_pb2.TunnelMessage, name, value).SerializeToString(deterministic=True)
 
     def decode(self, data: bytes) -> TunnelValue:
         """The value the bytes hold. Raises WireError, counted."""
@@ -97,9 +92,7 @@ class TunnelCodec:
             self.counts["unknown-type"] += 1
             return protocol.UnknownMessage(bytes(data))
         part = getattr(message, name)
-        if "assignment" in part.DESCRIPTOR.fields_by_name and not (
-            part.assignment.request_id and part.assignment.attempt
-        ):
+        if name in _ASSIGNED and not (part.assignment.request_id and part.assignment.attempt):
             raise WireError("no-assignment", name)
         if name == "offer":
             if not part.request.tokens:
@@ -122,17 +115,15 @@ class AttachCodec:
 
     def encode(self, value: AttachValue) -> bytes:
         """The bytes of an `AttachMessage`. Raises LocalOnlyError or EncodingError with the field's path."""
-        message = router_pb2.AttachMessage()
         match value:
             case protocol.UnknownMessage():
                 return value.data
             case protocol.Submission():
-                message.submit.CopyFrom(to_proto(value))  # type: ignore[arg-type]
+                message = enclosed(router_pb2.AttachMessage, "submit", value)
             case protocol.CancelRequest():
-                message.cancel.SetInParent()
-                message.cancel.CopyFrom(to_proto(value))  # type: ignore[arg-type]
+                message = enclosed(router_pb2.AttachMessage, "cancel", value)
             case _:
-                message.delivery.CopyFrom(delivery_to_proto(value))
+                message = router_pb2.AttachMessage(delivery=delivery_to_proto(value))
         return message.SerializeToString(deterministic=True)
 
     def decode(self, data: bytes) -> AttachValue:

@@ -1,8 +1,8 @@
 """Field-by-field translation between frozen dataclasses and protobuf messages of the same shape.
 
 The dataclasses mirror the protos: equal field names, nested values as nested messages, tuples as repeated fields,
-enums with equal numbers. So one translation, compiled once per class from its type hints, serves all of them, and a
-field that exists on one side only fails at import.
+enums with equal numbers. So one translation, compiled once per class from its type hints (`wire_shapes`), serves all of
+them, and a field that exists on one side only fails at import.
 
 Encoding is strict: each value must have exactly the type its field declares. Anything else (a timer, a handle, a
 tensor, a subclass that smuggles one in) is `LocalOnlyError` with the field's path; a number out of the proto's range
@@ -12,23 +12,19 @@ member 0.
 
 from __future__ import annotations
 
-import types
 import typing
-from collections.abc import Callable
-from dataclasses import fields, is_dataclass
-from enum import IntEnum
+from dataclasses import fields
 from typing import Any, TypeVar
 
 from google.protobuf.message import Message
 
 from libs.contracts.segue.v1 import catalog_pb2, common_pb2, router_pb2, worker_pb2
 from libs.controller import catalog_facts, protocol
-from libs.controller.errors import EncodingError, LocalOnlyError
+from libs.controller.errors import LocalOnlyError
+from libs.controller.wire_shapes import Form, Shape, UnfitError, part
 
 T = TypeVar("T")
-
-_Encode = Callable[[Any, str, Any, str], None]  # (message, field, value, path)
-_Decode = Callable[[Any], Any]
+M = TypeVar("M", bound=Message)
 
 PROTOS: dict[type, type[Message]] = {
     protocol.Sampling: common_pb2.Sampling,
@@ -83,6 +79,10 @@ _OUTSIDE = {
 }
 
 
+# What protobuf raises for a number out of range or a text that is none, and our own.
+_REFUSALS = (UnfitError, ValueError, TypeError)
+
+
 def to_proto(value: object) -> Message:
     """The message that mirrors `value`.
 
@@ -90,154 +90,56 @@ def to_proto(value: object) -> Message:
         LocalOnlyError: something in it is not a protocol value.
         EncodingError: a number is out of its field's range.
     """
-    kind = type(value)
-    plan = _PLANS.get(kind)
-    if plan is None:
-        raise LocalOnlyError(kind.__name__, value)
-    message = PROTOS[kind]()
-    _fill(message, value, plan, kind.__name__)
+    shape = _of(value)
+    try:
+        return shape.proto(**shape.tell(value))
+    except _REFUSALS as refusal:
+        raise shape.wrong(value, shape.kind.__name__) or refusal from refusal
+
+
+def enclosed(outer: type[M], field: str, value: object) -> M:
+    """The message of type `outer` whose `field` mirrors `value`. Raises like `to_proto`."""
+    shape = _of(value)
+    try:
+        message = outer(**{field: shape.tell(value)})
+    except _REFUSALS as refusal:
+        raise shape.wrong(value, shape.kind.__name__) or refusal from refusal
+    if not shape.parts:
+        getattr(message, field).SetInParent()  # a message without fields is one all the same
     return message
 
 
 def from_proto(kind: type[T], message: Message, **outside: Any) -> T:
     """The value of class `kind` that mirrors `message`; `outside`: fields the message does not hold itself."""
-    values = {name: decode(getattr(message, name)) for name, _, decode in _PLANS[kind]}
-    return kind(**values, **outside)
+    value: T = _SHAPES[kind].read(message, **outside)
+    return value
 
 
-def _fill(message: Any, value: Any, plan: list[tuple[str, _Encode, _Decode]], path: str) -> None:
-    for name, encode, _ in plan:
-        encode(message, name, getattr(value, name), path)
+def _of(value: object) -> Shape:
+    shape = _SHAPES.get(type(value))
+    if shape is None:
+        raise LocalOnlyError(type(value).__name__, value)
+    return shape
 
 
-def _scalar(kind: type) -> tuple[_Encode, _Decode]:
-    allowed = (int, float) if kind is float else (kind,)
-
-    def encode(message: Any, name: str, value: Any, path: str) -> None:
-        if type(value) not in allowed:
-            raise LocalOnlyError(f"{path}.{name}", value)
-        try:
-            setattr(message, name, value)
-        except (ValueError, TypeError) as error:
-            raise EncodingError(f"{path}.{name}", f"is {value!r}, which its field cannot hold: {error}") from error
-
-    return encode, kind
-
-
-def _enum(kind: type[IntEnum]) -> tuple[_Encode, _Decode]:
-    members = {member.value: member for member in kind}
-    unknown = members.get(0, kind["INTERNAL"] if "INTERNAL" in kind.__members__ else next(iter(kind)))
-
-    def encode(message: Any, name: str, value: Any, path: str) -> None:
-        if type(value) is not kind:
-            raise LocalOnlyError(f"{path}.{name}", value)
-        setattr(message, name, value.value)
-
-    def decode(number: Any) -> IntEnum:
-        return members.get(number, unknown)
-
-    return encode, decode
-
-
-def _nested(kind: type) -> tuple[_Encode, _Decode]:
-    plan = _plan(kind)
-
-    def encode(message: Any, name: str, value: Any, path: str) -> None:
-        if type(value) is not kind:
-            raise LocalOnlyError(f"{path}.{name}", value)
-        target = getattr(message, name)
-        target.SetInParent()
-        _fill(target, value, plan, f"{path}.{name}")
-
-    def decode(message: Any) -> Any:
-        return kind(**{name: decode_field(getattr(message, name)) for name, _, decode_field in plan})
-
-    return encode, decode
-
-
-def _repeated(kind: type) -> tuple[_Encode, _Decode]:
-    if not is_dataclass(kind):
-
-        def encode_scalars(message: Any, name: str, value: Any, path: str) -> None:
-            if type(value) is not tuple:
-                raise LocalOnlyError(f"{path}.{name}", value)
-            allowed = {int, float} if kind is float else {kind}
-            if not set(map(type, value)) <= allowed:
-                index = next(i for i, item in enumerate(value) if type(item) not in allowed)
-                raise LocalOnlyError(f"{path}.{name}[{index}]", value[index])
-            try:
-                getattr(message, name).extend(value)
-            except (ValueError, TypeError) as error:
-                raise EncodingError(f"{path}.{name}", f"holds what its field cannot: {error}") from error
-
-        return encode_scalars, tuple
-    plan = _plan(kind)
-
-    def encode(message: Any, name: str, value: Any, path: str) -> None:
-        if type(value) is not tuple:
-            raise LocalOnlyError(f"{path}.{name}", value)
-        target = getattr(message, name)
-        for index, item in enumerate(value):
-            if type(item) is not kind:
-                raise LocalOnlyError(f"{path}.{name}[{index}]", item)
-            _fill(target.add(), item, plan, f"{path}.{name}[{index}]")
-
-    def decode(messages: Any) -> Any:
-        return tuple(
-            kind(**{name: decode_field(getattr(message, name)) for name, _, decode_field in plan})
-            for message in messages
-        )
-
-    return encode, decode
-
-
-def _bias() -> tuple[_Encode, _Decode]:
-    """`Sampling.logit_bias`: pairs ascending by token here, a map there."""
-
-    def encode(message: Any, name: str, value: Any, path: str) -> None:
-        if type(value) is not tuple:
-            raise LocalOnlyError(f"{path}.{name}", value)
-        target = getattr(message, name)
-        for index, pair in enumerate(value):
-            if type(pair) is not tuple or [type(item) for item in pair] not in ([int, float], [int, int]):
-                raise LocalOnlyError(f"{path}.{name}[{index}]", pair)
-            try:
-                target[pair[0]] = pair[1]
-            except (ValueError, TypeError) as error:
-                raise EncodingError(f"{path}.{name}[{index}]", f"is {pair!r}: {error}") from error
-
-    return encode, lambda pairs: tuple(sorted(pairs.items()))
-
-
-def _field(kind: type, name: str, hint: Any) -> tuple[_Encode, _Decode]:
-    if (kind, name) == (protocol.Sampling, "logit_bias"):
-        return _bias()
-    if typing.get_origin(hint) is tuple:
-        item, _ = typing.get_args(hint)
-        return _repeated(item)
-    if isinstance(hint, types.UnionType):
-        raise TypeError(f"{kind.__name__}.{name}: unions have no field to go to")
-    if is_dataclass(hint):
-        return _nested(typing.cast(type, hint))
-    if issubclass(hint, IntEnum):
-        return _enum(hint)
-    return _scalar(hint)
-
-
-def _plan(kind: type) -> list[tuple[str, _Encode, _Decode]]:
-    plan = _PLANS.get(kind)
-    if plan is not None:
-        return plan
+def _shape(kind: type) -> Shape:
+    shape = _SHAPES.get(kind)
+    if shape is not None:
+        return shape
     hints = typing.get_type_hints(kind)
     names = [field.name for field in fields(kind) if (kind, field.name) not in _OUTSIDE]
     there = {field.name for field in PROTOS[kind].DESCRIPTOR.fields}
     if set(names) != there:
         raise TypeError(f"{kind.__name__} and its proto differ in {sorted(set(names) ^ there)}")
-    plan = [(name, *_field(kind, name, hints[name])) for name in names]
-    _PLANS[kind] = plan
-    return plan
+    parts = [part(name, hints[name]) for name in names]
+    for one in parts:
+        if one.form in (Form.NESTED, Form.NESTEDS):
+            _shape(one.kind)
+    outside = len(names) < len(fields(kind))
+    shape = _SHAPES[kind] = Shape(kind, PROTOS[kind], parts, _SHAPES, outside)
+    return shape
 
 
-_PLANS: dict[type, list[tuple[str, _Encode, _Decode]]] = {}
+_SHAPES: dict[type, Shape] = {}
 for _kind in PROTOS:
-    _plan(_kind)
+    _shape(_kind)
