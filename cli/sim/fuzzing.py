@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from cli.sim import files
+from cli.sim import files, plots
 from cli.sim.running import plain
 from libs.simulation.fuzz import Run, Summary, run_seed, summarise
 from libs.simulation.generate import generate
@@ -35,6 +35,10 @@ def fuzz(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on standard output, no tables.")] = False,
     save: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Shrink the first failures and save them there.")
+    ] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.png", help="Draw times to first token and the schedules' events and faults."),
     ] = None,
 ) -> None:
     """Play random schedules and check every invariant after every step; exit status 1 if one breaks."""
@@ -61,6 +65,8 @@ def fuzz(
     summary = summarise(runs)
     saved = {run.seed: _save(run.seed, save) for run in summary.failures[:_SAVED]} if save is not None else {}
     seconds = time.monotonic() - began
+    if plot is not None:
+        plots.draw_fuzz(runs, plot)
     if as_json:
         sys.stdout.write(json.dumps(document(summary, start, seconds, saved), indent=2) + "\n")
     else:

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from cli.sim import files
+from cli.sim import files, plots
 from libs.simulation.figures import Figure, figures, unmet
 from libs.simulation.schedule import Schedule, ScheduleError
 from libs.simulation.world import Failure, World
@@ -24,6 +24,10 @@ def run(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on standard output, no tables.")] = False,
     trace: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write every event and effect there, one a line.")
+    ] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.png", help="Draw times to first token and what each worker's lanes did when."),
     ] = None,
 ) -> None:
     """Play one schedule; exit status 1 if an invariant breaks or a claim of the scenario does not hold."""
@@ -38,6 +42,8 @@ def run(
     wrong = unmet(wanted.expect, found)
     if trace is not None:
         trace.write_text("".join(line + "\n" for line in world.lines()))
+    if plot is not None:
+        plots.draw_run(world, plot)
     if as_json:
         sys.stdout.write(json.dumps(_document(wanted, failure, wrong, found), indent=2) + "\n")
     else:

@@ -67,16 +67,22 @@ def root() -> str:
 
 
 @lru_cache(maxsize=8_192)
+def chain(tokens_: tuple[int, ...]) -> chains.Chain:
+    """The chain of a sequence."""
+    return chains.plan(root(), tokens_)
+
+
+@lru_cache(maxsize=8_192)
 def names(tokens_: tuple[int, ...]) -> tuple[tuple[int, str], ...]:
     """(end, name) of every boundary of a sequence that can be named: its chunks' ends, and tails behind the last."""
-    chain = chains.plan(root(), tokens_)
-    return tuple((node.end, node.hash) for node in (*chain.chunks, *chain.tails()))
+    found = chain(tokens_)
+    return tuple((node.end, node.hash) for node in (*found.chunks, *found.tails()))
 
 
 @lru_cache(maxsize=8_192)
 def nodes(tokens_: tuple[int, ...]) -> tuple[chains.Node, ...]:
     """What is checkpointed of a sequence: its chunks and its longest tail."""
-    return chains.plan(root(), tokens_).nodes
+    return chain(tokens_).nodes
 
 
 def request(ask: Ask, delivered: tuple[int, ...], deadline_ms: int) -> GenerationRequest:

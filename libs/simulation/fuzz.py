@@ -14,13 +14,14 @@ from libs.simulation.world import Failure, World
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Of one seed. `faults`: those that found something to harm."""
+    """Of one seed. `faults`: those that found something to harm; `ttft_ms`: of the asks that got a token."""
 
     seed: int
     events: int
     faults: int
     failure: Failure | None
     coverage: Table
+    ttft_ms: tuple[float, ...] = ()
 
 
 def run_seed(seed: int) -> Run:
@@ -31,7 +32,7 @@ def run_seed(seed: int) -> Run:
     for reason, count in sorted(world.codec.counts.items()):
         table[f"wire/{reason}"] = table.get(f"wire/{reason}", 0) + count
     faults = sum(count for name, count in table.items() if name.startswith("fault/"))
-    return Run(seed, world.steps, faults, failure, table)
+    return Run(seed, world.steps, faults, failure, table, world.ingress.waits())
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from libs.controller.protocol import (
     Tier,
     TierCost,
 )
+from libs.controller.worker import WorkerMachine
 from libs.simulation.declared import BYTES_PER_TOKEN, FINGERPRINT
 from libs.simulation.schedule import WorkerSpec
 
@@ -54,7 +55,9 @@ def costs(spec: WorkerSpec) -> tuple[TierCost, ...]:
     return (TierCost(Tier.GPU, 0.0, BYTES_PER_TOKEN * 1_000.0), *measured)
 
 
-def build(spec: WorkerSpec, epoch: int, draining: bool, load: Load, pair: Pair, held: Held) -> Heartbeat:
+def build(
+    spec: WorkerSpec, tiers: tuple[TierCost, ...], machine: WorkerMachine, load: Load, pair: Pair, held: Held
+) -> Heartbeat:
     """The next heartbeat of a pair, which it then counts as told."""
     told = pair.told
     came = [(key, value) for key, value in held.items() if told is None or key not in told or key[1] is Tier.INFLIGHT]
@@ -63,10 +66,10 @@ def build(spec: WorkerSpec, epoch: int, draining: bool, load: Load, pair: Pair, 
     pair.told = dict.fromkeys(held)
     return Heartbeat(
         worker=spec.name,
-        epoch=epoch,
+        epoch=machine.epoch,
         sequence=pair.sequence,
         node=spec.name,
-        draining=draining,
+        draining=machine.draining,
         load=load,
         lanes=spec.lanes,
         page_tokens=spec.page_tokens,
@@ -74,7 +77,7 @@ def build(spec: WorkerSpec, epoch: int, draining: bool, load: Load, pair: Pair, 
         models=(FINGERPRINT,),
         prefill=(PrefillCost(1 << 20, spec.prefill_ms),),
         decode=(DecodeCost(64, spec.decode_ms),),
-        tiers=costs(spec),
+        tiers=tiers,
         resident=tuple(Resident(name, end, tier, FINGERPRINT, arrival) for (name, tier), (end, arrival) in came),
         gone=tuple(Gone(name, tier) for name, tier in went),
         snapshot=told is None,

@@ -61,6 +61,10 @@ class Ingress:
         for call in self.calls.values():
             self.world.agenda.at(call.ask.at_ms, self._arrive, call)
 
+    def waits(self) -> tuple[float, ...]:
+        """Times to first token, ms, of the asks that got one."""
+        return tuple([call.first_ms - call.ask.at_ms for call in self.calls.values() if call.first_ms is not None])
+
     def _arrive(self, call: Call) -> None:
         self._submit(call)
         self.world.agenda.after(call.ask.deadline_ms + SLACK_MS, self._give_up, call)

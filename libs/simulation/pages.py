@@ -88,7 +88,7 @@ class PagePool:
             counts[State.LOADING],
             counts[State.RESIDENT],
             counts[State.EVICTING],
-            len(self._evictable()),
+            len(self._loose()),
         )
 
     def longest(self, names: tuple[tuple[int, str], ...], limit: int) -> tuple[int, str]:
@@ -259,8 +259,9 @@ class PagePool:
         for position, page in enumerate(pages):
             self._used[page] = (self._clock, -position)
 
+    def _loose(self) -> list[int]:
+        state, resident = self.state, State.RESIDENT
+        return [page for page, pins in enumerate(self._pins) if not pins and state[page] is resident]
+
     def _evictable(self) -> list[int]:
-        state, pins = self.state, self._pins
-        found = [page for page in range(self.count) if state[page] is State.RESIDENT and not pins[page]]
-        found.sort(key=lambda page: (self._used[page], page))
-        return found
+        return sorted(self._loose(), key=lambda page: (self._used[page], page))

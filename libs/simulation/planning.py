@@ -16,7 +16,7 @@ from libs.controller.coverage import covered, from_residency
 from libs.controller.facts import FactCache
 from libs.controller.fleet import Fleet
 from libs.controller.knobs import FactKnobs
-from libs.controller.protocol import RankedCandidate, Tier
+from libs.controller.protocol import GenerationRequest, RankedCandidate, Tier
 from libs.controller.router_effects import PlanRequested
 from libs.controller.router_events import Obstacle, ObstacleKind, Plan
 from libs.simulation import declared
@@ -69,7 +69,7 @@ class Planner:
         if request.model != declared.MODEL_NAME:
             return candidates.plan(request, (), self.fleet, self.world.agenda.now, effect.avoid)
         partial = effect.fresh and self._covered(effect)
-        entry = candidates.variant(self._model, request)
+        entry = self._variant(request)
         if effect.fresh and not partial and answers:
             nodes, tail = self.world.catalog.look_up(entry.chain)
             found = (*nodes, tail) if tail is not None else nodes
@@ -91,8 +91,10 @@ class Planner:
     def _covered(self, effect: PlanRequested) -> bool:
         if effect.whole or effect.request.model != declared.MODEL_NAME:
             return False
-        entry = candidates.variant(self._model, effect.request)
-        return covered(effect.request, entry, self.fleet, self.world.agenda.now, effect.avoid)
+        return covered(effect.request, self._variant(effect.request), self.fleet, self.world.agenda.now, effect.avoid)
+
+    def _variant(self, request: GenerationRequest) -> candidates.Variant:
+        return candidates.Variant(self._model, declared.chain(request.tokens[: request.processed]))
 
     def _spoilt(self, plan: Plan) -> Plan:
         if not self.misplans:

@@ -23,6 +23,16 @@ if TYPE_CHECKING:
 _PREFILL_STEP = 16  # tokens of one iteration: where a prefill can be stopped
 
 
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A lane's time with one run: prefill until `decodes_ms` (the end, if it never came to that), then decode."""
+
+    request_id: str
+    began_ms: float
+    decodes_ms: float
+    ended_ms: float
+
+
 @dataclass(slots=True, eq=False)
 class Job:
     """One assignment's operation. `ticket` makes what was planned for an earlier stage void."""
@@ -36,6 +46,7 @@ class Job:
     first: int = 0  # index of the first token it draws
     ticket: int = 0
     began_ms: float = 0.0
+    decodes_ms: float | None = None
     lane: bool = False
     stopping: bool = False
     restored: tuple[TierTokens, ...] = ()
@@ -64,7 +75,6 @@ class Runtime:
         self.agenda = world.agenda
         self.jobs: dict[AssignmentId, Job] = {}
         self.alive = True
-        self.busy_ms = 0.0
         self._lanes = spec.lanes
 
     # --- what the node reads ---
@@ -144,6 +154,9 @@ class Runtime:
     def end(self) -> None:
         """The process is gone."""
         self.alive = False
+        for job in self.jobs.values():
+            if job.lane:
+                self._note(job)
         self.jobs.clear()
 
     # --- restore ---
@@ -242,7 +255,7 @@ class Runtime:
             return
         if not self._fill(job, job.length):
             return
-        job.stage = "decode"
+        job.stage, job.decodes_ms = "decode", self.agenda.now
         self._tell(wx.PrefillDone(job.assignment, job.length - job.cached))
         self.world.worker(self.spec.name).computed(job.offer.request.tokens[: job.length - 1], job.assignment)
         self._decode(job)
@@ -301,7 +314,7 @@ class Runtime:
         del self.jobs[job.assignment]
         if job.lane:
             self._lanes += 1
-            self.busy_ms += self.agenda.now - job.began_ms
+            self._note(job)
         self.world.watch.op_ends(self.spec.name, job.assignment)
         self._tell(wx.Quiesced(job.assignment))
         self.agenda.after(0.0, self._admit)
@@ -328,6 +341,11 @@ class Runtime:
         return said[turn % len(said)]
 
     # --- parts ---
+
+    def _note(self, job: Job) -> None:
+        now = self.agenda.now
+        decodes_ms = now if job.decodes_ms is None else job.decodes_ms
+        self.world.worker(self.spec.name).spans.append(Span(job.ask.name, job.began_ms, decodes_ms, now))
 
     def _job(self, offer: Offer, stage: str) -> Job:
         request = offer.request

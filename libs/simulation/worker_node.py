@@ -6,6 +6,7 @@ A process dies and comes back under a new epoch (`Restarted`); its disk stays, i
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from libs.continuation import chain as chains
@@ -41,7 +42,7 @@ from libs.simulation import declared, heartbeats
 from libs.simulation.heartbeats import Pair
 from libs.simulation.links import Tunnel
 from libs.simulation.pages import PagePool
-from libs.simulation.runtime import Runtime
+from libs.simulation.runtime import Runtime, Span
 from libs.simulation.schedule import WorkerSpec
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ class WorkerNode:
 
     def __init__(self, world: World, spec: WorkerSpec) -> None:
         self.world, self.spec, self.name = world, spec, spec.name
+        self.costs = heartbeats.costs(spec)
         knobs = WorkerKnobs(max_control_tasks=spec.control_tasks, queue_margin_ms=spec.queue_margin_ms)
         self.machine = WorkerMachine(0, {declared.FINGERPRINT: spec.context}, knobs, world.worker_fence)
         self.machine.reached, self.machine.declines = world.coverage.worker_reached, world.coverage.declines
@@ -66,7 +68,7 @@ class WorkerNode:
         self.pairs: dict[str, Pair] = {}
         self.offers: dict[AssignmentId, Offer] = {}
         self.ram: dict[str, None] = {}
-        self.busy_ms = 0.0
+        self.spans: list[Span] = []  # of lanes, by when they ended
         self.prefills: Counter[str] = Counter()  # of each shared prefix that had to compute some of it
         self._inbox = Inbox(self._handle)
         self._hurried = False
@@ -98,7 +100,6 @@ class WorkerNode:
         if not self.alive:
             return
         self.alive = False
-        self.busy_ms += self.runtime.busy_ms
         self.runtime.end()
         self._inbox.clear()
         for tunnel in self.tunnels.values():
@@ -162,12 +163,12 @@ class WorkerNode:
                 self.feed(wx.CancelReceived(value))
             case ElectTunnel():
                 if self.pairs[tunnel.router].elect(tunnel.number, value.term):
-                    self._beat_to(tunnel.router)
+                    self._tell((tunnel.router,))
             case SnapshotRequest():
                 pair = self.pairs[tunnel.router]
                 if pair.elected == tunnel.number:
                     pair.told = None
-                    self._beat_to(tunnel.router)
+                    self._tell((tunnel.router,))
             case _:
                 self.world.coverage.add("wire", "out-of-place")
 
@@ -196,7 +197,7 @@ class WorkerNode:
                 # What it leaves resident is told before its result.
                 tunnel = self.tunnels.get(effect.tunnel)
                 if tunnel is not None:
-                    self._beat_to(tunnel.router)
+                    self._tell((tunnel.router,))
                 self._send(effect.tunnel, effect.result)
             case Reserve():
                 self._reserve(effect.offer)
@@ -264,27 +265,29 @@ class WorkerNode:
 
     def _hurry(self) -> None:
         self._hurried = False
-        for router in self.pairs:
-            self._beat_to(router)
+        self._tell(self.pairs)
 
     def _beat(self, boot: int) -> None:
         if boot != self.boot or not self.alive:
             return
-        for router in self.pairs:
-            self._beat_to(router)
+        self._tell(self.pairs)
         self.world.agenda.after(self.world.schedule.settings.heartbeat_ms, self._beat, boot)
 
-    def _beat_to(self, router: str) -> None:
-        pair = self.pairs[router]
-        if pair.elected is None:
+    def _tell(self, routers: Iterable[str]) -> None:
+        """A heartbeat to each of these that has elected a tunnel."""
+        pairs = [pair for pair in map(self.pairs.__getitem__, routers) if pair.elected is not None]
+        if not pairs:
             return
         held: heartbeats.Held = {(name, Tier.GPU): (entry.end, 0.0) for name, entry in self.pool.index.items()}
         for name in self.ram:
             held[name, Tier.RAM] = (self.world.ends[name], 0.0)
         for name, found in self.runtime.inflight().items():
             held[name, Tier.INFLIGHT] = found
-        beat = heartbeats.build(self.spec, self.machine.epoch, self.machine.draining, self.load(), pair, held)
-        self.world.heartbeat(self.tunnels[pair.elected], beat)
+        load = self.load()
+        for pair in pairs:
+            assert pair.elected is not None
+            beat = heartbeats.build(self.spec, self.costs, self.machine, load, pair, held)
+            self.world.heartbeat(self.tunnels[pair.elected], beat)
 
     def load(self) -> Load:
         """As now."""

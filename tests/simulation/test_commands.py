@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from cli.__main__ import app
-from cli.sim import fuzzing
+from cli.sim import fuzzing, plots
 from libs.simulation.fuzz import Run
+from libs.simulation.generate import generate
 from libs.simulation.strict import parse
-from libs.simulation.world import Failure
+from libs.simulation.world import Failure, World
 
 runner = CliRunner()
 
@@ -25,6 +27,27 @@ def test_a_scenario_runs_and_says_what_it_found(tmp_path: Path) -> None:
     assert said["figures"]["ask.first.outcome"] == "completed"
     lines = (tmp_path / "t.txt").read_text().splitlines()
     assert any("Submitted" in line for line in lines) and any("→ SendOffer" in line for line in lines)
+
+
+@pytest.mark.parametrize("command", [["run", "router-loss"], ["fuzz", "--seeds", "3", "--jobs", "1"]])
+def test_a_picture_is_drawn(command: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "p.png"
+    done = runner.invoke(app, ["sim", *command, "--json", "--plot", str(path)])
+    assert done.exit_code == 0 and json.loads(done.stdout)
+    assert path.read_bytes()[:4] == b"\x89PNG"
+
+
+def test_spans_are_what_the_lanes_did() -> None:
+    world = World(generate(12))
+    assert world.run() is None
+    assert sum(len(node.spans) for node in world.workers.values()) >= 5
+    for node in world.workers.values():
+        rows = plots.lanes(node.spans)
+        assert len(rows) <= node.spec.lanes
+        assert sorted(span.began_ms for row in rows for span in row) == sorted(one.began_ms for one in node.spans)
+        for row in rows:
+            for one, other in pairwise(row):
+                assert one.began_ms <= one.decodes_ms <= one.ended_ms <= other.began_ms
 
 
 def test_a_claim_that_does_not_hold_fails_the_run(tmp_path: Path) -> None:
