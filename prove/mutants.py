@@ -1,20 +1,27 @@
-"""The controller with one guard taken away: every fence, every rejection of the discovery registry, every row of the
-two transition tables, and every row that is kept out of them although its event can arrive.
+"""The controller with one guard taken away: every fence, every rejection of the discovery registry, every reason for
+which a worker declines before it reserves, every row of the two transition tables, and every row that is kept out of
+them although its event can arrive.
 
 A mutant is applied in this process for as long as it is tried; all of them are values, so that they can be named,
 listed and sent to other processes.
+
+A run is a function of its schedule and the controller, so a mutant's run is the honest one, step by step, until the
+guard it lacks has something to say. Hence one honest run of a seed tells which mutants the seed can show (`shown_by`),
+and only those need be tried on it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from libs.controller import discovery, router_table, worker_table
+from libs.controller import discovery, router_actions, router_table, worker, worker_table
 from libs.controller.discovery import DiscoveryEffect, Registry, Rejection
 from libs.controller.fences import Fence, FenceName, RouterFence, WorkerFence
-from libs.controller.protocol import Heartbeat
+from libs.controller.protocol import DeclineReason, Heartbeat
+from libs.controller.worker import WorkerMachine
+from libs.controller.worker_events import OfferReceived
 from libs.simulation.generate import generate
 from libs.simulation.schedule import Schedule
 from libs.simulation.world import Failure, World
@@ -76,7 +83,7 @@ class Without(Fence):
 
 @dataclass(frozen=True)
 class Mutant:
-    """One. `kind`: fence, rejection, drop (a row) or allow (a pair that is no row); `name` is unique."""
+    """One. `kind`: fence, rejection, decline, drop (a row) or allow (a pair that is no row); `name` is unique."""
 
     kind: str
     name: str
@@ -101,6 +108,10 @@ class Mutant:
             with _unguarded(list(Rejection)[self.index]):
                 yield
             return
+        if self.kind == "decline":
+            with _unrefused(_DECLINES[self.index]):
+                yield
+            return
         tables: tuple[dict, dict] = (router_table.TABLE, worker_table.TABLE)  # type: ignore[type-arg]
         saved = [dict(table) for table in tables]
         if self.kind == "drop":
@@ -118,17 +129,24 @@ class Mutant:
 
 
 _FENCES: list[FenceName] = [name for name in (*RouterFence, *WorkerFence) if name not in COUNTS_ONLY]
+# The pool's own two are no choices: without pages or prefix there is nothing to run on.
+_DECLINES = [
+    one
+    for one in DeclineReason
+    if one not in (DeclineReason.UNSPECIFIED, DeclineReason.INSUFFICIENT_PAGES, DeclineReason.PREFIX_GONE)
+]
 _ROWS = [*((0, key) for key in router_table.TABLE), *((1, key) for key in worker_table.TABLE)]
 _PAIRS = [*((0, key) for key in ROUTER_KEPT_OUT), *((1, key) for key in WORKER_KEPT_OUT)]
 
 
-def mutants() -> list[Mutant]:
-    """All."""
+def mutants(kind: str = "") -> list[Mutant]:
+    """All, or all of a kind."""
     found = [Mutant("fence", f"fence {name}", index) for index, name in enumerate(_FENCES)]
     found += [Mutant("rejection", f"rejection {one.value}", index) for index, one in enumerate(Rejection)]
+    found += [Mutant("decline", f"decline {one.name}", index) for index, one in enumerate(_DECLINES)]
     found += [Mutant("drop", f"drop {_row(*row)}", index) for index, row in enumerate(_ROWS)]
     found += [Mutant("allow", f"allow {_row(*pair)}", index) for index, pair in enumerate(_PAIRS)]
-    return found
+    return [one for one in found if kind in ("", one.kind)]
 
 
 def _row(table: int, key: tuple[router_table.Phase | worker_table.Phase, router_table.Trigger | worker_table.Trigger]):
@@ -160,20 +178,86 @@ def _unguarded(missing: Rejection) -> Iterator[None]:
         discovery.Registry.opened = opened  # type: ignore[method-assign]
 
 
+@contextmanager
+def _unrefused(missing: DeclineReason) -> Iterator[None]:
+    """The worker without one of its reasons."""
+    refusal = WorkerMachine._refusal
+
+    def lenient(self: WorkerMachine, event: OfferReceived) -> tuple[DeclineReason, str] | None:
+        found = refusal(self, event)
+        return None if found is not None and found[0] is missing else found
+
+    WorkerMachine._refusal = lenient  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        WorkerMachine._refusal = refusal  # type: ignore[method-assign]
+
+
+class _Asked(dict):  # type: ignore[type-arg]
+    """A transition table that remembers which pairs it was asked for and does not have."""
+
+    def __init__(self, table: dict) -> None:  # type: ignore[type-arg]
+        super().__init__(table)
+        self.refused: set[object] = set()
+
+    def __contains__(self, key: object) -> bool:
+        found = super().__contains__(key)
+        if not found:
+            self.refused.add(key)
+        return found
+
+
+@dataclass(frozen=True)
+class Honest:
+    """A seed's run on the controller as it is: what it broke ("" = nothing), and which mutants could show there."""
+
+    seed: int
+    broken: str
+    shows: frozenset[str]
+
+
+def shown_by(seed: int) -> Honest:
+    """Runs a seed and notes which guards had something to say."""
+    asked = (_Asked(router_table.TABLE), _Asked(worker_table.TABLE))
+    world = World(generate(seed))
+    router_actions.TABLE, worker.TABLE = asked
+    try:
+        failure = world.run()
+    finally:
+        router_actions.TABLE, worker.TABLE = router_table.TABLE, worker_table.TABLE
+    spoke = {name for fence in (world.router_fence, world.worker_fence) for _, name in fence.counts}
+    reached = [
+        {(before, trigger) for before, trigger, _ in counts}
+        for counts in (world.coverage.router_reached, world.coverage.worker_reached)
+    ]
+    names = [one.name for index, one in enumerate(mutants("fence")) if _FENCES[index] in spoke]
+    names += [
+        one.name for one, said in zip(mutants("rejection"), Rejection, strict=True) if world.coverage.rejected[said]
+    ]
+    names += [one.name for one, why in zip(mutants("decline"), _DECLINES, strict=True) if world.coverage.declines[why]]
+    names += [one.name for one, (table, key) in zip(mutants("drop"), _ROWS, strict=True) if key in reached[table]]
+    names += [
+        one.name for one, (table, key) in zip(mutants("allow"), _PAIRS, strict=True) if key in asked[table].refused
+    ]
+    return Honest(seed, failure.invariant if failure is not None else "", frozenset(names))
+
+
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a mutant: the first seed that shows it and the invariant it breaks; -1 = none did."""
+    """What became of a mutant: the first seed that shows it and the invariant it breaks; -1 = none did. `runs`: of so
+    many seeds, those left out that cannot show it."""
 
     mutant: Mutant
     seed: int
     invariant: str
-    tried: int
+    runs: int
 
 
-def hunt(mutant: Mutant, start: int, seeds: int) -> Verdict:
+def hunt(mutant: Mutant, seeds: Sequence[int]) -> Verdict:
     """Tries seeds until an invariant breaks."""
-    for seed in range(start, start + seeds):
+    for count, seed in enumerate(seeds, 1):
         failure = mutant.run(generate(seed))
         if failure is not None:
-            return Verdict(mutant, seed, failure.invariant, seed - start + 1)
-    return Verdict(mutant, -1, "", seeds)
+            return Verdict(mutant, seed, failure.invariant, count)
+    return Verdict(mutant, -1, "", len(seeds))

@@ -149,7 +149,7 @@ class Watch:
         pool.journal.clear()
         self.accounts.states[name] = list(pool.state)
         self.in_use.started(name, pool.count)
-        self.worker_shadows[name] = WorkerShadow()
+        self.worker_shadows[name] = WorkerShadow(self.world.workers[name].spec)
 
     def worker_gone(self, name: str) -> None:
         """A process died with its pages."""

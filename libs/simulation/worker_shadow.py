@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from libs.controller import worker_events as wx
-from libs.controller.protocol import AssignmentId, Offer, ResultStatus
+from libs.controller.protocol import AssignmentId, DeclineReason, Offer, ResultStatus
 from libs.controller.worker_effects import (
     EmitDelta,
     EmitResult,
@@ -21,7 +21,11 @@ from libs.controller.worker_effects import (
     Stop,
     WorkerEffect,
 )
+from libs.simulation import declared
 from libs.simulation.invariants import Invariant
+from libs.simulation.schedule import WorkerSpec
+
+QUEUE_MARGIN_RATIO = 0.5  # of its predicted queue, by which the real one may exceed it
 
 _NEVER_FOR_SILENT = (Reply, EmitDelta, EmitResult, StartRestore, StartRun)
 
@@ -40,6 +44,7 @@ class WorkerShadow(Invariant):
     """Of one worker process."""
 
     name = "3 only the active attempt"
+    spec: WorkerSpec
     epoch: int = 0
     known: dict[AssignmentId, _Known] = field(default_factory=dict)
     draining: bool = False
@@ -54,10 +59,7 @@ class WorkerShadow(Invariant):
                 answers = [e for e in effects if isinstance(e, Reserve | Reply) and _key(e) == key]
                 if len(answers) != 1:
                     raise self.broken(f"{worker}: {event} has {len(answers)} answers: {effects}")
-                if isinstance(answers[0], Reserve):
-                    if key in self.known or event.offer.epoch != self.epoch or self.draining:
-                        raise self.broken(f"{worker} takes {key} in spite of all")
-                    self.known[key] = _Known(event.offer, event.tunnel)
+                self._answered(worker, event, answers[0])
                 if event.offer.epoch == self.epoch:
                     must_end = [
                         other
@@ -112,6 +114,36 @@ class WorkerShadow(Invariant):
             if key in running and not any(isinstance(e, Stop) and e.assignment == key for e in effects):
                 raise self.broken(f"{worker}: {event} did not stop {key}")
             known.silent = True
+
+    def _reasons(self, event: wx.OfferReceived) -> dict[DeclineReason, bool]:
+        """Which of the reasons to decline an offer before anything is reserved hold."""
+        offer, spec = event.offer, self.spec
+        predicted_ms = offer.candidate.queue_ms
+        margin_ms = max(QUEUE_MARGIN_RATIO * predicted_ms, spec.queue_margin_ms)
+        return {
+            DeclineReason.WRONG_EPOCH: offer.epoch != self.epoch,
+            DeclineReason.MODEL_NOT_LOADED: offer.fingerprint != declared.FINGERPRINT,
+            DeclineReason.CONTEXT_EXCEEDED: len(offer.request.tokens) + offer.request.max_new_tokens > spec.context,
+            DeclineReason.DEADLINE_PASSED: offer.request.deadline_ms < 1,
+            DeclineReason.DUPLICATE: offer.assignment in self.known,
+            DeclineReason.DRAINING: self.draining,
+            DeclineReason.QUEUE_FULL: len(self.known) >= spec.control_tasks,
+            DeclineReason.QUEUE_LONGER: event.queue_ms > predicted_ms + margin_ms,
+        }
+
+    def _answered(self, worker: str, event: wx.OfferReceived, answer: WorkerEffect) -> None:
+        """It must take what no reason speaks against, and may name only a reason that holds."""
+        reasons = self._reasons(event)
+        if isinstance(answer, Reserve):
+            against = [reason.name for reason, holds in reasons.items() if holds]
+            if against:
+                raise self.broken(f"{worker} takes {event} in spite of {', '.join(against)}")
+            self.known[event.offer.assignment] = _Known(event.offer, event.tunnel)
+        elif isinstance(answer, Reply):
+            reason = answer.reply.reason
+            # An attempt that ended here is a duplicate too: of that there is no account here.
+            if answer.reply.accepted or not (reasons.get(reason) or reason is DeclineReason.DUPLICATE):
+                raise self.broken(f"{worker} answers {event} with {answer}")
 
     def _apply(
         self, worker: str, key: AssignmentId, known: _Known | None, effect: WorkerEffect, results: list[AssignmentId]
