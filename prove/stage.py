@@ -48,8 +48,10 @@ async def staged(
     state: Path | None = None,
     echo: bool = False,
     workers: int = 2,
+    routers: int = 1,
     threads: int | None = None,
     worker_settings: Mapping[str, str] | None = None,
+    restart: bool = True,
     sink: Sink | None = None,
 ) -> AsyncIterator[Stage]:
     """A fresh cluster in `state` (None: a temporary directory), gone afterwards."""
@@ -59,10 +61,12 @@ async def staged(
                 state=state or Path(scratch),
                 models=(model,),
                 workers=workers,
+                routers=routers,
                 threads=threads,
                 echo=echo,
                 otlp_endpoint=spans.endpoint,
                 worker_settings=worker_settings or {},
+                restart=restart,
             )
             async with running(spec, sink) as cluster, httpx.AsyncClient() as http:
                 name = next(iter(cluster.folders))

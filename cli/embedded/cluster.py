@@ -74,6 +74,7 @@ class ClusterSpec:
     models: tuple[str, ...] = ("gemma3-270m",)
     workers: int = 2
     """Per model."""
+    routers: int = 1
     device: str = "cpu"
     threads: int | None = None
     """Of each worker; None = cores ÷ workers."""
@@ -121,15 +122,15 @@ class Cluster:
         """Model folders by served name."""
         self._supervisor = supervisor
         self._progress = progress
-        ports = free_ports(6)
+        ports = free_ports(4 + 2 * spec.routers)
         self._catalog = _ServicePorts(ports[0], ports[1])
-        self._router = _ServicePorts(ports[2], ports[3])
-        self._ingress = _ServicePorts(spec.port or ports[4], ports[5])
+        self._ingress = _ServicePorts(spec.port or ports[2], ports[3])
+        self._routers = [_ServicePorts(*ports[4 + 2 * number :][:2]) for number in range(spec.routers)]
         self.etcd: Child
         self.s3: Child
         self.s3_server: SeaweedServer
         self.catalog: Child
-        self.router: Child
+        self.routers: list[Child] = []
         self.ingress: Child
 
     @property
@@ -142,8 +143,24 @@ class Cluster:
         return self._catalog.target
 
     @property
+    def router(self) -> Child:
+        """The only router, or the first."""
+        return self.routers[0]
+
+    @property
     def router_target(self) -> str:
-        return self._router.target
+        """Of the same."""
+        return self._routers[0].target
+
+    @property
+    def router_targets(self) -> list[str]:
+        """Of all."""
+        return [ports.target for ports in self._routers]
+
+    @property
+    def router_metrics_urls(self) -> list[str]:
+        """`/metrics` of each router."""
+        return [_metrics_url(ports) for ports in self._routers]
 
     @property
     def tenant_secret(self) -> str:
@@ -152,9 +169,9 @@ class Cluster:
 
     @property
     def metrics_urls(self) -> dict[str, str]:
-        """`/metrics` of the three single services."""
-        named = {"catalog": self._catalog, "router": self._router, "ingress": self._ingress}
-        return {name: f"http://127.0.0.1:{ports.metrics}/metrics" for name, ports in named.items()}
+        """`/metrics` of the single services, and of the first router."""
+        named = {"catalog": self._catalog, "router": self._routers[0], "ingress": self._ingress}
+        return {name: _metrics_url(ports) for name, ports in named.items()}
 
     async def start(self) -> None:
         """Stores and models first, then the services in the order of their needs. Raises ChildFailedError and kin."""
@@ -173,7 +190,9 @@ class Cluster:
         self.folders = dict(task.result() for task in preparing)
         self._progress("starting the catalog and the router", 0.4)
         self.catalog = await self._service("catalog", self._catalog, self._catalog_settings(etcd))
-        self.router = await self._service("router", self._router, {"catalog": self.catalog_target})
+        for number, ports in enumerate(self._routers):
+            name = "router" if number == 0 else f"router-{number}"
+            self.routers.append(await self._service("router", ports, {"catalog": self.catalog_target}, name=name))
         self._progress("starting the ingress, loading the workers", 0.5)
         for number, model in enumerate(self._worker_models()):
             self._spawn_worker(f"worker-{number}", model)
@@ -187,20 +206,29 @@ class Cluster:
         self._progress("ready", 1.0)
 
     async def _everybody_known(self) -> None:
-        """Waits until the API lists every model and the router hears every worker: only then is it one cluster."""
+        """Waits until the API lists every model and every router hears every worker: only then is it one cluster."""
         try:
-            async with asyncio.timeout(_KNOWN_WITHIN_S), grpc.aio.insecure_channel(self.router_target) as channel:
-                router = router_pb2_grpc.RouterStub(channel)
+            async with asyncio.timeout(_KNOWN_WITHIN_S):
+                for target in self.router_targets:
+                    await self._all_heard(target)
                 while True:
-                    known = await router.ListWorkers(router_pb2.ListWorkersRequest(), timeout=_PROBE_TIMEOUT_S * 5)
-                    heard = {one.endpoint.worker for one in known.workers if one.listed and one.heartbeat.sequence}
-                    listed = await asyncio.to_thread(models_answered, self.base_url)
-                    if heard >= set(self.workers) and set(listed) >= set(self.folders):
+                    if set(await asyncio.to_thread(models_answered, self.base_url)) >= set(self.folders):
                         return
                     await asyncio.sleep(0.1)
         except TimeoutError:
             reason = f"did not list {sorted(self.folders)} with all of {sorted(self.workers)} heard in time"
             raise ChildFailedError("ingress", reason, list(self.ingress.tail)) from None
+
+    async def _all_heard(self, target: str) -> None:
+        async with grpc.aio.insecure_channel(target) as channel:
+            router = router_pb2_grpc.RouterStub(channel)
+            while True:
+                known = await router.ListWorkers(router_pb2.ListWorkersRequest(), timeout=_PROBE_TIMEOUT_S * 5)
+                if {one.endpoint.worker for one in known.workers if one.listed and one.heartbeat.sequence} >= set(
+                    self.workers
+                ):
+                    return
+                await asyncio.sleep(0.1)
 
     async def _prepare(self, model: str) -> tuple[str, Path]:
         name = "echo" if self.spec.echo else served_name(model)
@@ -222,7 +250,7 @@ class Cluster:
 
     def _ingress_settings(self) -> dict[str, str]:
         return {
-            "routers": self.router_target,
+            "routers": ",".join(self.router_targets),
             "catalog": self.catalog_target,
             "models": ",".join(f"{name}={folder}" for name, folder in self.folders.items()),
             "tenant_secret": self.tenant_secret,
@@ -247,8 +275,10 @@ class Cluster:
         child = self._spawn_service("worker", ports, settings, _http_ready, name=name, ready_within=_WORKER_READY_S)
         self.workers[name] = WorkerHandle(name, model, ports.target, chunk_dir, child)
 
-    async def _service(self, service: str, ports: _ServicePorts, settings: Mapping[str, str]) -> Child:
-        child = self._spawn_service(service, ports, settings, _http_ready)
+    async def _service(
+        self, service: str, ports: _ServicePorts, settings: Mapping[str, str], *, name: str | None = None
+    ) -> Child:
+        child = self._spawn_service(service, ports, settings, _http_ready, name=name)
         await self._supervisor.first_ready(child)
         return child
 
@@ -348,6 +378,10 @@ def port_is_free(port: int) -> bool:
         except OSError:
             return False
     return True
+
+
+def _metrics_url(ports: _ServicePorts) -> str:
+    return f"http://127.0.0.1:{ports.metrics}/metrics"
 
 
 def _http_ready(metrics_port: int) -> bool:

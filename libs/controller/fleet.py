@@ -166,7 +166,9 @@ class Fleet:
             self._drop(forgotten.worker)
 
     def replied(self, worker: str, reply: OfferReply, now_ms: float) -> None:
-        """An offer reply's fresh counts: an acceptance's pages contain the assignment, its queue does not yet."""
+        """An offer reply's fresh counts: they contain what was accepted before; an acceptance's pages contain the
+        assignment itself too, its queue does not yet.
+        """
         view = self._views.get(worker)
         if view is None or view.heartbeat.epoch != reply.epoch:
             return
@@ -174,12 +176,22 @@ class Fleet:
         booking = view.bookings.get(reply.assignment)
         if booking is not None and reply.accepted:
             booking.pages = 0
+        for other in view.bookings.values():
+            if other.accepted_ms is not None:
+                other.work_ms = 0.0
         self._settle(view, now_ms)
         self._stale.add(worker)
 
     def missed(self, candidate: Candidate) -> None:
-        """The worker does not hold what the candidate counted on; its next heartbeat says what else has changed."""
-        self.index.drop(candidate.worker, Gone(candidate.prefix_hash, Tier.GPU))
+        """The worker does not hold what the candidate counted on; its next heartbeat says what else has changed.
+
+        What a process did not hold says nothing of the one that has its name now.
+        """
+        view = self._views.get(candidate.worker)
+        if view is None or view.heartbeat.epoch != candidate.epoch:
+            return
+        tier = Tier.INFLIGHT if candidate.tier is Tier.INFLIGHT else Tier.GPU
+        self.index.drop(candidate.worker, Gone(candidate.prefix_hash, tier))
 
     def account(self, effect: Booked | Accepted | Unbooked | Measured, now_ms: float) -> None:
         """An accounting effect of the router machine."""

@@ -195,7 +195,7 @@ class Assignments:
         match value:
             case OfferReply():
                 self._fleet.replied(carried.worker, value, now_ms())
-                if value.reason is DeclineReason.PREFIX_GONE:
+                if value.reason is DeclineReason.PREFIX_GONE and value.epoch == carried.epoch:
                     self._fleet.missed(carried.candidate)
                 reason = "accepted" if value.accepted else value.reason.name.lower()
                 self._spans.answered(value.assignment, reason)

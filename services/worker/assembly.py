@@ -21,6 +21,7 @@ from typing import Protocol, Self
 from libs.continuation.chain import CHUNK_TOKENS
 from libs.controller.catalog_facts import Model
 from libs.controller.knobs import WorkerKnobs
+from services.worker.deadly import DeadlyRuntime
 from services.worker.echo.model import LAYOUT, EchoCosts, echo_model
 from services.worker.echo.runtime import EchoRuntime
 from services.worker.endpoint.attach import AttachServer
@@ -126,12 +127,13 @@ class Worker:
     ) -> None:
         self.settings, self.engine, self.handlers, self.registration = settings, engine, handlers, registration
         self._place = place
+        runtime = DeadlyRuntime(engine.runtime, settings.crash_on) if settings.crash_on else engine.runtime
         self.interpreter = Interpreter(
             epoch=0,
             contexts={engine.model.fingerprint: engine.model.max_context},
             knobs=WorkerKnobs(max_control_tasks=settings.max_control_tasks),
             pool=engine.pool,
-            runtime=engine.runtime,
+            runtime=runtime,
             restorer=handlers.restorer,
             checkpointer=handlers.checkpointer,
         )

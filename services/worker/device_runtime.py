@@ -38,7 +38,7 @@ from services.worker.runtime.grammars import MaskFactory, mask_of
 from services.worker.runtime.iteration import Budgets
 from services.worker.runtime.kv import KVStore
 from services.worker.runtime.loop import DeviceLoop
-from services.worker.runtime.measurements import Measurements
+from services.worker.runtime.measurements import Measurements, prefill_ms, step_ms
 from services.worker.runtime.sampling import Sampling
 from services.worker.runtime.serial import SerialLoop
 
@@ -148,6 +148,7 @@ class DeviceRuntime:
                     stop_token_ids=frozenset(request.stop_token_ids),
                     choice=request.choice_index,
                     mask=mask,
+                    likely=job.likely,
                 )
             )
         except Exception:
@@ -158,16 +159,25 @@ class DeviceRuntime:
         """Ends the job at the next iteration boundary."""
         self._loop.cancel(assignment)
 
-    def queue(self) -> QueueState:
-        """Prompt tokens ahead at their measured cost; with all lanes taken, the nearest possible end of one too."""
+    def queue(self, coming: Sequence[int] = ()) -> QueueState:
+        """Prompt tokens ahead at their measured cost, the decode steps beside them, and what is left of the iteration
+        under way; with all lanes taken, the nearest possible end of one too.
+        """
         found = self._loop.measurements()
-        ms = found.pending_prompt_tokens * _recent_prefill_ms(found)
-        taken = found.decoding_lanes + found.prefilling_lanes
-        if taken and taken + found.waiting_jobs >= self._lanes:
+        waiting, decoding = found.waiting_jobs + len(coming), found.decoding_lanes
+        prompts = (*found.pending_prompts, *((tokens, tokens) for tokens in coming))
+        step = step_ms(found.decode_step_ms, decoding)
+        rows = sum(tokens for tokens, _ in prompts)
+        ms = sum(tokens * prefill_ms(found, length) for tokens, length in prompts)
+        # A step under way counts as its rows, or, where it only decodes, as itself.
+        ms += step * (rows / self._pool.sizes.step if rows else 1.0)
+        ms = max(0.0, ms - found.elapsed_ms)
+        taken = decoding + found.prefilling_lanes
+        if taken and taken + waiting >= self._lanes:
             left = sorted(held.left for held in tuple(self._held.values()))
-            steps = left[min(found.waiting_jobs, len(left) - 1)] if left else 0
-            ms += steps * max((timing.recent_ms for timing in found.decode_step_ms.values()), default=0.0)
-        return QueueState(ms, found.decoding_lanes, found.waiting_jobs)
+            steps = left[min(waiting, len(left) - 1)] if left else 0
+            ms += steps * step_ms(found.decode_step_ms, self._lanes)
+        return QueueState(ms, decoding, waiting)
 
     async def warmup(self) -> None:
         """See the module. Raises RuntimeError where the device cannot run the model."""
@@ -299,11 +309,6 @@ def _loop(
         )
     budgets = Budgets(lanes, step)
     return DeviceLoop(model, kv, budgets, sink, max_context=max_context, threads=threads, max_jobs=max_jobs)
-
-
-def _recent_prefill_ms(found: Measurements) -> float:
-    timings = found.prefill_token_ms or found.prefill_beside_decode_token_ms
-    return max((timing.recent_ms for timing in timings.values()), default=0.0)
 
 
 def _logprobs(event: device.Token) -> tuple[protocol.TokenLogprobs, ...]:

@@ -118,13 +118,19 @@ class JobStart:
 class Job:
     """One run: prefill of `request.tokens[pages.begin().start:]`, then decode until a stop token or the budget.
 
-    `cached`: computed tokens so far; `begin` may find more.
+    `cached`: computed tokens so far; `begin` may find more. `likely`: how many it is expected to find, for estimates.
     """
 
     assignment: AssignmentId
     request: GenerationRequest
     pages: JobPages
     cached: int = 0
+    likely: int = 0
+
+    @property
+    def pending(self) -> int:
+        """Tokens it will probably compute before its first one can be drawn."""
+        return len(self.request.tokens) - max(self.cached, self.likely)
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,8 +202,8 @@ class Runtime(Protocol):
         """Ends the job at its next boundary with `JobEnded(cancelled=True)`; a job that has ended is left alone."""
         ...
 
-    def queue(self) -> QueueState:
-        """Now; cheap."""
+    def queue(self, coming: Sequence[int] = ()) -> QueueState:
+        """Now; cheap. `coming`: prompt tokens of jobs that are as good as queued, one number each."""
         ...
 
     async def warmup(self) -> None:

@@ -37,6 +37,7 @@ class LoadGauges:
     active: int = _gauge("Assignments under way")
     decoding: int = _gauge("Assignments decoding")
     waiting: int = _gauge("Assignments waiting for a lane")
+    parked: int = _gauge("Of them, waiting for a prefix that another one is computing")
     queue_ms: int = _gauge("Predicted wait of a new assignment for a lane, ms")
     tunnels: int = _gauge("Tunnels of routers")
     listed: int = _gauge("1 while the worker's lease in the catalog holds, as far as it knows")
@@ -64,7 +65,8 @@ def export(metrics: Metrics, worker: Worker) -> None:
         found = worker.interpreter.load()
         tunnels = worker.attach.registry.snapshot().tunnels
         listed = int(worker.registration.listed)
-        yield (), LoadGauges(found.active, found.decoding, found.waiting, round(found.queue_ms), tunnels, listed)
+        parked, queue_ms = len(worker.interpreter.parking), round(found.queue_ms)
+        yield (), LoadGauges(found.active, found.decoding, found.waiting, parked, queue_ms, tunnels, listed)
 
     metrics.export_each("pages", PageGauges, pages, labels=("group",))
     metrics.export_each("", LoadGauges, load)

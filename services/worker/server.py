@@ -41,6 +41,8 @@ async def build(settings: WorkerSettings, service: Service) -> None:
     service.on_close("catalog channel", lambda: channel.close(None))
     registration = Registration(channel, settings.catalog, worker_id)
     bound = _Bound()
+    if settings.crash_on:
+        log.warning("test hook: prompts with this sequence kill this process", crash_on=settings.crash_on)
 
     def place() -> Place:
         address = announced(settings.advertise or bound.target)

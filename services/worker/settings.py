@@ -105,6 +105,10 @@ class WorkerSettings(ServiceSettings):
     echo_vocab: int = Field(262_144, ge=1, description="Echo: number of token ids")
     echo_pages: int = Field(8_192, ge=16, description="Echo: pages of each layer group")
 
+    crash_on: tuple[int, ...] = Field(
+        (), description="Test hook: token ids in a row that, in a prompt, kill this process at its prefill; unset: none"
+    )
+
     @field_validator("advertise")
     @classmethod
     def _advertise_is_an_address(cls, value: str) -> str:

@@ -135,6 +135,18 @@ def test_bookings_count_until_a_heartbeat_must_contain_them() -> None:
     assert fleet.view("w").queue_ms(150) == 40  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("tier", [Tier.GPU, Tier.INFLIGHT])
+def test_a_prefix_that_proved_gone_is_forgotten_of_the_process_that_said_so(tier: Tier) -> None:
+    held = Resident("ab" * 32, 256, tier, "f", 500.0 if tier is Tier.INFLIGHT else 0.0)
+    fleet = observe(Fleet(), heartbeat("w", epoch=2, resident=(held,)))
+    counted = replace(candidate(**TERMS), tier=tier, prefix_hash=held.hash)
+    fleet.missed(replace(counted, epoch=1))
+    fleet.missed(replace(counted, worker="nobody", epoch=2))
+    assert tier in fleet.index.holders(held.hash)["w"], "another process than the one that holds it"
+    fleet.missed(replace(counted, epoch=2))
+    assert fleet.index.holders(held.hash) == {}
+
+
 def test_a_reply_brings_fresh_counts_and_a_new_process_starts_anew() -> None:
     fleet = observe(Fleet(), heartbeat("w"))
     fleet.account(Booked(A, candidate(**{**TERMS, "needed_pages": 9})), 0)

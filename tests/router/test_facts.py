@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 
 from libs.continuation.chain import plan, root
-from libs.controller.protocol import DeclineReason, ErrorDelivery, Resident, StatusCode, Tier, TierCost
+from libs.controller.protocol import DeclineReason, ErrorDelivery, OfferReply, Resident, StatusCode, Tier, TierCost
 from tests.router.fake_catalog import FINGERPRINT
 from tests.router.fake_worker import Job
 from tests.router.rig import Rig, eventually, request, running
@@ -77,6 +77,24 @@ async def test_where_the_pages_prove_gone_the_catalog_is_asked_and_another_place
         assert job.offer.candidate.tier is Tier.OBJECT and len(rig.catalog.lookups) == 1
         job.run()
         assert (await stream.completed(2)).served.attempts == 2, "the boundary that proved gone is not tried again"
+
+
+async def test_a_decline_in_the_name_of_another_process_says_nothing_of_this_ones_pages() -> None:
+    async with running(None) as rig:
+        chain = plan(root(FINGERPRINT, "00" * 32), PROMPT[:-1])
+        rig.worker.resident = (Resident(chain.chunks[-1].hash, 512, Tier.GPU, FINGERPRINT),)
+        rig.worker.say()
+        index = rig.router.observatory.fleet.index
+        await eventually(lambda: len(index) == 1, "residency")
+        await rig.ingress.submit(request(600, 2, tokens=PROMPT))
+        job = await rig.worker.next()
+        assert job.offer.candidate.tier is Tier.GPU
+        for epoch in (2, 1):
+            job.send(OfferReply(job.offer.assignment, epoch, False, DeclineReason.PREFIX_GONE, "by script"))
+            if epoch == 2:
+                await eventually(lambda: rig.fenced("wrong-epoch") == 1, "the stranger's word, fenced")
+                assert len(index) == 1
+        await eventually(lambda: len(index) == 0, "its own")
 
 
 async def test_only_the_unknown_suffix_is_asked_for() -> None:

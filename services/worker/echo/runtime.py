@@ -88,17 +88,17 @@ class EchoRuntime:
         self._cancels.add(assignment)
         self._wake.set()
 
-    def queue(self) -> QueueState:
+    def queue(self, coming: Sequence[int] = ()) -> QueueState:
         """Prompt tokens ahead at their declared cost; with all lanes taken, the nearest declared end of one too."""
         lanes = list(self._lanes.values())
         ahead = sum(lane.pending for lane in lanes if not lane.decoding)
-        ahead += sum(len(job.request.tokens) for job in self._waiting)
-        ms = ahead * self._costs.prefill_ms
-        if lanes and len(lanes) + len(self._waiting) >= self._costs.lanes:
+        ahead += sum(job.pending for job in self._waiting) + sum(coming)
+        ms, waiting = ahead * self._costs.prefill_ms, len(self._waiting) + len(coming)
+        if lanes and len(lanes) + waiting >= self._costs.lanes:
             left = sorted(lane.job.request.max_new_tokens - lane.drawn for lane in lanes)
-            ms += left[min(len(self._waiting), len(left) - 1)] * self._costs.decode_ms
+            ms += left[min(waiting, len(left) - 1)] * self._costs.decode_ms
         decoding = sum(lane.decoding for lane in lanes)
-        return QueueState(ms, decoding, len(self._waiting))
+        return QueueState(ms, decoding, waiting)
 
     async def warmup(self) -> None:
         """Nothing to warm up: costs are declared."""

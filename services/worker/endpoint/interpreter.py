@@ -59,6 +59,7 @@ from libs.controller.worker_events import (
 from libs.controller.worker_table import Phase
 from libs.service.logs import get_logger
 from services.worker.endpoint.outlets import Outlet
+from services.worker.endpoint.parking import Parking
 from services.worker.endpoint.restoring import Restoring
 from services.worker.endpoint.spans import Spans
 from services.worker.handlers import (
@@ -114,11 +115,10 @@ class Interpreter(AbstractAsyncContextManager["Interpreter"]):
         """Assignments that the end of the grace period cancelled."""
         self._clock = clock
         self._spans = Spans()
-        self._restoring = Restoring(pool, restorer, self._feed)
+        self._restoring = Restoring(pool, restorer, self._restored)
+        self.parking = Parking(pool, runtime, self._submit, lambda: self._restoring.running)
         self._outlets: dict[AssignmentId, Outlet] = {}
         self._offering: Outlet | None = None
-        self._parked: dict[AssignmentId, Job] = {}
-        """Runs that wait for a prefix another one is computing right now."""
         self._events: deque[WorkerEvent] = deque()
         self._busy = False
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -136,6 +136,7 @@ class Interpreter(AbstractAsyncContextManager["Interpreter"]):
         """
         for assignment in self.machine.assignments():
             self.cancel(assignment)
+        self.parking.close()
         await self._restoring.aclose()
 
     # --- what comes in ---
@@ -148,7 +149,7 @@ class Interpreter(AbstractAsyncContextManager["Interpreter"]):
         """An offer; its reply is sent before this returns."""
         self._offering = outlet
         try:
-            self._feed(OfferReceived(offer, tunnel, self.runtime.queue().ms, self.pool.largest()))
+            self._feed(OfferReceived(offer, tunnel, *self._now()))
         finally:
             self._offering = None
 
@@ -179,7 +180,7 @@ class Interpreter(AbstractAsyncContextManager["Interpreter"]):
 
     def load(self) -> Load:
         """Fresh counts."""
-        return self.machine.load(self.runtime.queue().ms, self.pool.largest())
+        return self.machine.load(*self._now())
 
     @property
     def outlets(self) -> int:
@@ -252,7 +253,8 @@ class Interpreter(AbstractAsyncContextManager["Interpreter"]):
         return ReservationMade(assignment, made.resident, *self._now())
 
     def _now(self) -> tuple[float, Pages]:
-        return self.runtime.queue().ms, self.pool.largest()
+        """Queue and pages: what is accepted counts, whether the device loop has it already or not."""
+        return self.runtime.queue((*self.parking.tokens, *self._restoring.tokens)).ms, self.pool.largest()
 
     def _reply(self, reply: OfferReply) -> None:
         # A reply always comes while its offer is being handled: reservations are made at once.
@@ -267,7 +269,7 @@ class Interpreter(AbstractAsyncContextManager["Interpreter"]):
             outlet.done()
 
     def _stop(self, assignment: AssignmentId) -> None:
-        if self._parked.pop(assignment, None) is not None:
+        if self.parking.forget(assignment):
             self._events.append(Quiesced(assignment))
         elif not self._restoring.stop(assignment):
             self.runtime.cancel(assignment)
@@ -275,9 +277,7 @@ class Interpreter(AbstractAsyncContextManager["Interpreter"]):
     def _run(self, effect: StartRun) -> None:
         assignment = effect.assignment
         job = Job(assignment, effect.request, self.pool.job_pages(assignment), effect.cached_tokens)
-        if self.pool.awaits(assignment):
-            self._parked[assignment] = job
-        else:
+        if not self.parking.park(job):
             self._submit(job)
 
     def _submit(self, job: Job) -> None:
@@ -289,12 +289,9 @@ class Interpreter(AbstractAsyncContextManager["Interpreter"]):
             self._feed(RunFailed(job.assignment, str(error)))
             self._feed(Quiesced(job.assignment))
 
-    def _unpark(self) -> None:
-        """Something was computed, or somebody gave up computing it."""
-        for assignment, job in tuple(self._parked.items()):
-            if assignment in self._parked and not self.pool.awaits(assignment):
-                del self._parked[assignment]
-                self._submit(job)
+    def _restored(self, event: WorkerEvent) -> None:
+        self._feed(event)
+        self.parking.look()
 
     def _release(self, assignment: AssignmentId) -> None:
         self._restoring.forget(assignment)
@@ -303,7 +300,7 @@ class Interpreter(AbstractAsyncContextManager["Interpreter"]):
         # A lost tunnel ends an assignment without a result.
         if outlet := self._outlets.pop(assignment, None):
             outlet.done()
-        self._unpark()
+        self.parking.look()
         self.on_change()
 
     def _offer_ranges(self, assignment: AssignmentId, ranges: Sequence[CheckpointRange]) -> None:
@@ -331,7 +328,7 @@ class Interpreter(AbstractAsyncContextManager["Interpreter"]):
             for outlet, result in results:
                 outlet.send(result)
                 outlet.done()
-        self._unpark()
+        self.parking.look()
 
     def _handle(self, events: Sequence[JobEvent]) -> None:
         for event in events:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from libs.continuation.tenancy import owner
@@ -28,6 +28,8 @@ log = get_logger(__name__)
 @dataclass(slots=True)
 class _Restore:
     stop: asyncio.Event
+    compute: int
+    """Tokens behind the chain."""
     began: float = field(default_factory=time.monotonic)
     task: asyncio.Task[None] | None = None
     tiers: dict[int, Tier] = field(default_factory=dict)
@@ -52,7 +54,7 @@ class Restoring:
 
     def start(self, offer: Offer, resident: int) -> None:
         """Begins; ends in RestoreDone or RestoreFailed, or in Quiesced after a stop."""
-        restore = _Restore(asyncio.Event())
+        restore = _Restore(asyncio.Event(), len(offer.request.tokens) - offer.chain[-1].chunk.end)
         self._running[offer.assignment] = restore
         name = f"restore-{offer.assignment.request_id}"
         restore.task = asyncio.get_running_loop().create_task(self._run(offer, resident, restore), name=name)
@@ -64,6 +66,16 @@ class Restoring:
             return False
         restore.stop.set()
         return True
+
+    @property
+    def running(self) -> Collection[AssignmentId]:
+        """Assignments that are being restored."""
+        return self._running.keys()
+
+    @property
+    def tokens(self) -> list[int]:
+        """What each of them will have to compute when its chain is there."""
+        return [restore.compute for restore in self._running.values()]
 
     def forget(self, assignment: AssignmentId) -> None:
         """The reservation is gone."""

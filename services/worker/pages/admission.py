@@ -5,7 +5,7 @@ Works on the pool's books under the pool's lock; `pool` says why a reservation s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from libs.continuation.chain import node_hash
@@ -39,6 +39,15 @@ class Reserved:
 
     resident: int
     restore: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Awaited:
+    """A boundary an assignment waits for, its hash, and who is on the way to it, the first of several."""
+
+    leader: AssignmentId
+    hash: str
+    boundary: int
 
 
 class Admission:
@@ -122,24 +131,25 @@ class Admission:
         books.map_full(held)
         books.settle(route)
 
-    def awaited(self, held: Reservation) -> bool:
+    def awaited(self, held: Reservation, without: Collection[AssignmentId]) -> Awaited | None:
         """See PagePool.awaits."""
         route, chunk = held.route, self._sizes.chunk
-        limit = len(route.tokens) - 1
-        coming = 0
-        for other in self._reservations.values():
+        mine = route.hashes[: (len(route.tokens) - 1) // chunk]
+        leader, most = None, route.end // chunk
+        for key, other in self._reservations.items():
             if other is held:
                 break
-            count = min(len(other.route.hashes), limit // chunk)
-            while count and other.route.hashes[count - 1] != route.hashes[count - 1]:
-                count -= 1
-            if other.route.end < count * chunk:
-                coming = max(coming, count * chunk)
-        if coming <= route.end:
-            return False
+            if len(other.route.hashes) <= most or len(mine) <= most or other.route.hashes[most] != mine[most]:
+                continue  # goes no farther on this one's way than what is known to be coming
+            count = _common(other.route.hashes, mine)
+            if other.route.end < count * chunk and key not in without:
+                leader, most = key, count
+        if leader is None:
+            return None
         self.seal_all()
-        match = self._books.index.find(route.of.root, route.tokens, route.hashes, limit)
-        return match is None or match.boundary < coming
+        match = self._books.index.find(route.of.root, route.tokens, route.hashes, len(route.tokens) - 1)
+        boundary = most * chunk
+        return None if match is not None and match.boundary >= boundary else Awaited(leader, mine[most - 1], boundary)
 
     def demand(self, match: Match | None, claims: bool, budget_end: int, owed: Sequence[int]) -> list[int]:
         """New pages by group. A branch that leaves its match inside a page needs that page anew: copy-on-write."""
@@ -175,13 +185,7 @@ class Admission:
 
     def _computing(self, hashes: Sequence[str]) -> int:
         """Tokens of the longest prefix that a running assignment has in its prompt too, computed or not."""
-        longest = 0
-        for held in self._reservations.values():
-            mine = held.route.hashes
-            count = min(len(mine), len(hashes))
-            while count > longest and mine[count - 1] != hashes[count - 1]:
-                count -= 1
-            longest = max(longest, count)
+        longest = max((_common(held.route.hashes, hashes) for held in self._reservations.values()), default=0)
         return longest * self._sizes.chunk
 
     def _connect(
@@ -244,3 +248,15 @@ class Admission:
             {frame.group: frame.free for frame in frames},
             {frame.group: frame.evictable for frame in frames},
         )
+
+
+def _common(one: Sequence[str], other: Sequence[str]) -> int:
+    """How many hashes of two chains are the same: a chain's hash names all that comes before it."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[middle - 1] == other[middle - 1]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

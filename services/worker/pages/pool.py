@@ -18,14 +18,14 @@ leases on the checkpointer's, the rest on the event loop. Time is a parameter, i
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from libs.continuation.chain import TAIL_TOKENS, node_hash
 from libs.controller.catalog_facts import Node
 from libs.controller.protocol import AssignmentId, Pages
 from services.worker.handlers import CheckpointRange, GroupPages, JobStart, LeaseHeldError, NodeFill
-from services.worker.pages.admission import Admission, Reserved, Wanted
+from services.worker.pages.admission import Admission, Awaited, Reserved, Wanted
 from services.worker.pages.books import Books
 from services.worker.pages.errors import (
     IntegrityError,
@@ -170,17 +170,25 @@ class PagePool:
                 self._admission.adopt(held)
             return JobStart(held.route.end, tuple(held.copies))
 
-    def awaits(self, key: AssignmentId) -> bool:
-        """Whether an assignment reserved earlier is on its way to a boundary that this one could begin at.
+    def awaits(self, key: AssignmentId, without: Collection[AssignmentId] = ()) -> Awaited | None:
+        """The farthest boundary that an assignment reserved earlier is on its way to and this one could begin at.
 
         Computing the same tokens beside it would be wasted: it is better to begin when they are there (`begin` adopts
-        them). Only who came earlier is waited for, so nobody waits in a circle. Raises UnknownReservationError.
+        them). Only who came earlier is waited for, so nobody waits in a circle; who is in `without` is not. None:
+        nothing to wait for. Raises UnknownReservationError.
         """
         with self._lock:
             held = self._reservation(key)
             if held.claimed or held.restored or held.route.end != held.base:
-                return False
-            return self._admission.awaited(held)
+                return None
+            return self._admission.awaited(held, without)
+
+    def stirred(self, waits: Mapping[AssignmentId, Awaited]) -> list[AssignmentId]:
+        """Of those who wait, whose boundary is there or whose leader is not: `awaits` knows whether they wait on."""
+        with self._lock:
+            self._admission.seal_all()
+            there, under_way = self._books.index.has, self._reservations
+            return [key for key, wait in waits.items() if wait.leader not in under_way or there(wait.hash)]
 
     def prepare(self, key: AssignmentId, end: int) -> tuple[str, ...]:
         """See JobPages.prepare."""
@@ -300,15 +308,18 @@ class PagePool:
             return changes or self._books.index.snapshot()
 
     def inflight(self) -> list[Inflight]:
-        """Prompt boundaries that running assignments have not passed yet."""
+        """Prompt boundaries that running assignments have not passed yet; of several on the way to one, the nearest."""
+        found: dict[str, Inflight] = {}
         with self._lock:
-            chunk = self.sizes.chunk
-            return [
-                Inflight(digest, (index + 1) * chunk, route.of.fingerprint, (index + 1) * chunk - route.end)
-                for route in (held.route for held in self._reservations.values())
-                for index, digest in enumerate(route.hashes)
-                if (index + 1) * chunk > route.end
-            ]
+            self._admission.seal_all()
+            chunk, there = self.sizes.chunk, self._books.index.has
+            for route in (held.route for held in self._reservations.values()):
+                for index in range(route.end // chunk, len(route.hashes)):
+                    digest, end = route.hashes[index], (index + 1) * chunk
+                    other = found.get(digest)
+                    if (other is None or end - route.end < other.remaining) and not there(digest):
+                        found[digest] = Inflight(digest, end, route.of.fingerprint, end - route.end)
+        return list(found.values())
 
     def held(self) -> tuple[AssignmentId, ...]:
         """Assignments with a reservation."""

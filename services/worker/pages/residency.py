@@ -78,20 +78,23 @@ class ResidencyIndex:
         chunk = self._sizes.chunk
         for full in range(min(limit // chunk, len(hashes)), -1, -1):
             start, head = full * chunk, hashes[full - 1] if full else root
-            found = [
-                Match(route, mark)
-                for (_, mark), route in self._marks.get(head, {}).items()
-                if start < mark <= min(limit, start + chunk) and list(route.tokens[:mark]) == list(tokens[:mark])
-            ]
-            if not found and full:
-                found = [
-                    Match(route, start)
-                    for route in self._chunks.get(head, {}).values()
-                    if route.tokens[:start] == list(tokens[:start])
-                ]
-            if found:
-                return min(found, key=_preference)
+            marked = self._marks.get(head)
+            found = (
+                [Match(route, mark) for (_, mark), route in marked.items() if start < mark <= min(limit, start + chunk)]
+                if marked
+                else []
+            )
+            if full:
+                found += [Match(route, start) for route in self._chunks.get(head, {}).values()]
+            # Of many routes that share a prefix the tokens of one are compared, as a rule.
+            for match in sorted(found, key=_preference):
+                if match.route.tokens[: match.boundary] == list(tokens[: match.boundary]):
+                    return match
         return None
+
+    def has(self, digest: str) -> bool:
+        """Whether a continuation can begin at the end of the full chunk of this hash."""
+        return digest in self._chunks
 
     def update(self, route: Route) -> None:
         """Lists exactly the boundaries at which the route can be continued now."""

@@ -61,7 +61,8 @@ class Job:
     key: opaque, unique among the jobs the runtime holds. tokens: prompt and, in a resumed attempt, the output so far,
     from index `output_start`. pages: hold the state of [0, computed) and have room, reserved, for
     len(tokens) + max_new_tokens - 1 positions. choice: index of the completion among those of one request.
-    stop_token_ids end the generation; the stop token is reported like any other.
+    stop_token_ids end the generation; the stop token is reported like any other. likely: tokens that `begin` is
+    expected to find computed, for estimates.
     """
 
     key: Hashable
@@ -74,6 +75,7 @@ class Job:
     stop_token_ids: frozenset[int] = frozenset()
     choice: int = 0
     mask: LogitsMask | None = field(default=None, compare=False)
+    likely: int = 0
 
     def validate(self, layout: Layout, page_size: int, max_context: int, vocab: int) -> None:
         """Raises RuntimeRefusalError for a job that could not run to its end."""

@@ -44,7 +44,7 @@ class _Submitted:
 
     @property
     def pending(self) -> int:
-        return len(self.job.tokens) - self.job.computed
+        return len(self.job.tokens) - max(self.job.computed, self.job.likely)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +85,7 @@ class DeviceLoop:
         self._lanes: dict[int, Lane] = {}
         self._waiting: deque[_Submitted] = deque()
         self._meter = Meter()
+        self._began = 0.0  # of the iteration under way, by perf_counter; 0 = none
         # Changed by any thread, under the lock.
         self._wake = threading.Condition(self._lock)
         self._commands: deque[_Submitted | _Cancel] = deque()
@@ -124,8 +125,8 @@ class DeviceLoop:
         with self._lock:
             lanes = list(self._lanes.values())
             queued = (command for command in self._commands if isinstance(command, _Submitted))
-            waiting = [entry.pending for entry in (*self._waiting, *queued)]
-            prefilling = [lane.pending for lane in lanes if lane.pending > 1]
+            waiting = [(entry.pending, len(entry.job.tokens)) for entry in (*self._waiting, *queued)]
+            prefilling = [(lane.pending, len(lane.tokens)) for lane in lanes if lane.pending > 1]
             meter = self._meter
             return Measurements(
                 iterations=meter.iterations,
@@ -139,7 +140,8 @@ class DeviceLoop:
                 decoding_lanes=len(lanes) - len(prefilling),
                 prefilling_lanes=len(prefilling),
                 waiting_jobs=len(waiting),
-                pending_prompt_tokens=sum(prefilling) + sum(waiting),
+                pending_prompts=(*prefilling, *waiting),
+                elapsed_ms=(time.perf_counter() - self._began) * 1e3 if self._began else 0.0,
             )
 
     def close(self, timeout_s: float = 30.0) -> None:
@@ -237,7 +239,7 @@ class DeviceLoop:
         return events
 
     def _iterate(self) -> list[Event]:
-        began = time.perf_counter()
+        self._began = began = time.perf_counter()
         batch = plan(self._views(), (), self._budgets)
         shares = [*((index, 1) for index in batch.decodes), *batch.prompts]
         events, spans, primed = self._prepare(shares)
@@ -248,12 +250,14 @@ class DeviceLoop:
         elapsed_ms = (time.perf_counter() - began) * 1e3
         ended = {event.key for event in events if isinstance(event, Finished | Failed)}
         with self._lock:
+            self._began = 0.0
             self._meter.primed_rows += primed
             self._meter.tokens += sum(span.wants_logits for span in spans)
             if spans:
                 rows = sum(len(span.tokens) for span in prompts)
                 longest = max((span.end for span in prompts), default=0)
-                self._meter.iteration(elapsed_ms, len(decodes), rows, longest)
+                drew = any(span.wants_logits for span in prompts)
+                self._meter.iteration(elapsed_ms, len(decodes), rows, longest, drew=drew)
             for lane in [lane for lane in self._lanes.values() if lane.job.key in ended]:
                 self._release(lane)
         return events

@@ -2,6 +2,11 @@
 
 Milliseconds are wall time of whole iterations on the loop's thread, device work included. Prefill time is kept apart
 for iterations that also carried decoding lanes, since those stretch it.
+
+An iteration costs something however few its rows are: a decode step's time, about. A prompt's last iteration draws its
+first token, and whoever predicts a time to first token adds a decode step for that; so that step is taken off the
+iteration before its prompt rows are charged, or ten tokens would seem to cost as much each as a hundred do together.
+Of small iterations little is learnt: a sample counts by its rows.
 """
 
 from __future__ import annotations
@@ -11,6 +16,7 @@ from dataclasses import dataclass, field
 
 _ALPHA = 0.1  # weight of the newest sample in the running mean
 _SMALLEST_BUCKET = 256
+_LEAST = 0.1  # share of an iteration that its prompt rows are charged at least
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,9 +27,9 @@ class Timing:
     total_ms: float = 0.0
     recent_ms: float = 0.0
 
-    def add(self, ms: float) -> Timing:
+    def add(self, ms: float, weight: float = 1.0) -> Timing:
         """With one more sample."""
-        recent = ms if self.count == 0 else self.recent_ms + _ALPHA * (ms - self.recent_ms)
+        recent = ms if self.count == 0 else self.recent_ms + _ALPHA * weight * (ms - self.recent_ms)
         return Timing(self.count + 1, self.total_ms + ms, recent)
 
 
@@ -34,7 +40,8 @@ class Measurements:
     primed_rows: lanes whose device state (page tables) was uploaded; a lane that merely decodes adds none.
     decode_step_ms: by number of decoding lanes, iterations without prompt rows. prefill_token_ms and
     prefill_beside_decode_token_ms: ms per prompt token, by bucket: the context length at the end of the chunk, rounded
-    up to a power of two.
+    up to a power of two. pending_prompts: tokens still to be fed and the length they lead to, in order. elapsed_ms: of
+    the iteration under way.
     """
 
     iterations: int = 0
@@ -48,7 +55,8 @@ class Measurements:
     decoding_lanes: int = 0
     prefilling_lanes: int = 0
     waiting_jobs: int = 0
-    pending_prompt_tokens: int = 0
+    pending_prompts: tuple[tuple[int, int], ...] = ()
+    elapsed_ms: float = 0.0
 
 
 def length_bucket(length: int) -> int:
@@ -69,14 +77,35 @@ class Meter:
     prefill_token_ms: dict[int, Timing] = field(default_factory=dict)
     prefill_beside_decode_token_ms: dict[int, Timing] = field(default_factory=dict)
 
-    def iteration(self, ms: float, decode_rows: int, prompt_rows: int, longest_prompt: int) -> None:
-        """Books one iteration. `longest_prompt`: the largest context length any prompt chunk reached; 0 without one."""
+    def iteration(self, ms: float, decode_rows: int, prompt_rows: int, longest_prompt: int, *, drew: bool) -> None:
+        """Books one iteration. `longest_prompt`: the largest context length any prompt chunk reached; 0 without one.
+        `drew`: whether a prompt's first token came of it.
+        """
         self.iterations += 1
         self.decode_rows += decode_rows
         self.prompt_rows += prompt_rows
         if prompt_rows == 0:
-            table, key, sample = self.decode_step_ms, decode_rows, ms
-        else:
-            table = self.prefill_beside_decode_token_ms if decode_rows else self.prefill_token_ms
-            key, sample = length_bucket(longest_prompt), ms / prompt_rows
-        table[key] = table.get(key, Timing()).add(sample)
+            self.decode_step_ms[decode_rows] = self.decode_step_ms.get(decode_rows, Timing()).add(ms)
+            return
+        if drew:
+            ms = max(ms - step_ms(self.decode_step_ms, decode_rows + 1), _LEAST * ms)
+        table = self.prefill_beside_decode_token_ms if decode_rows else self.prefill_token_ms
+        key, weight = length_bucket(longest_prompt), min(1.0, prompt_rows / _SMALLEST_BUCKET)
+        table[key] = table.get(key, Timing()).add(ms / prompt_rows, weight)
+
+
+def step_ms(timings: Mapping[int, Timing], lanes: int) -> float:
+    """Of a decode step over this many lanes: the next larger number that was measured, else the largest; 0 of none."""
+    if not timings or lanes <= 0:
+        return 0.0
+    measured = min((one for one in timings if one >= lanes), default=max(timings))
+    return timings[measured].recent_ms
+
+
+def prefill_ms(found: Measurements, length: int) -> float:
+    """Of a prompt token at this context length; iterations without decoding lanes where there were some."""
+    timings = {**found.prefill_beside_decode_token_ms, **found.prefill_token_ms}
+    if not timings:
+        return 0.0
+    measured = min((one for one in timings if one >= length), default=max(timings))
+    return timings[measured].recent_ms

@@ -90,8 +90,8 @@ class SerialLoop:
         """A snapshot."""
         with self._wake:
             meter, pending = self._meter, self._pending
-            waiting = [len(job.tokens) - job.computed for job, _ in self._waiting]
-            reading = pending if pending > 1 else 0
+            waiting = [(len(job.tokens) - max(job.computed, job.likely), len(job.tokens)) for job, _ in self._waiting]
+            reading = [(pending, len(self._running.tokens))] if pending > 1 and self._running else []
             return Measurements(
                 iterations=meter.iterations,
                 primed_rows=meter.primed_rows,
@@ -103,7 +103,7 @@ class SerialLoop:
                 decoding_lanes=int(pending == 1),
                 prefilling_lanes=int(pending > 1),
                 waiting_jobs=len(waiting),
-                pending_prompt_tokens=reading + sum(waiting),
+                pending_prompts=(*reading, *waiting),
             )
 
     def close(self, timeout_s: float = 30.0) -> None:
@@ -224,9 +224,9 @@ class SerialLoop:
             self._meter.primed_rows += primed
             self._meter.tokens += span.wants_logits
             if rows == 1:
-                self._meter.iteration(ms, 1, 0, 0)
+                self._meter.iteration(ms, 1, 0, 0, drew=False)
             else:
-                self._meter.iteration(ms, 0, rows, span.end)
+                self._meter.iteration(ms, 0, rows, span.end, drew=span.wants_logits)
 
     def _say(self, events: Sequence[Event]) -> None:
         if not events:
