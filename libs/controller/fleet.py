@@ -211,7 +211,7 @@ class Fleet:
             case Unbooked():
                 self._unbook(effect.assignment)
             case Measured():
-                self.corrections.learn(effect.candidate, effect.timings)
+                self.corrections.learn(effect.candidate, effect.timings, effect.way_ms)
 
     def _unbook(self, assignment: AssignmentId) -> None:
         view = self._views.get(self._booked.pop(assignment, ""))

@@ -53,13 +53,15 @@ class PolicyKnobs:
     ranked: int = 24  # candidates kept after pruning
     correction_alpha: float = 0.01  # share of the sums of measured and predicted times that a new pair replaces
     correction_prior_ms: float = 1_000.0  # of right predictions that a worker is thought to have made before its first
+    correction_first_prior_ms: float = 50.0  # and of the first token's, which are small
+    correction_first_high: float = 20.0  # its bound: it stands for all that is not the device's too
     correction_low: float = 0.6  # bounds of a correction
     correction_high: float = 1.6
     correction_floor_ms: float = 1.0  # predictions smaller than this teach nothing
     cost_share: float = 0.05  # of what is believed of a worker's costs that a heartbeat replaces; more of the first few
     overload_queue_ms: float = 5_000.0  # a predicted queue above this freezes the corrections
     prefill_budget_tokens: int = 512  # prompt tokens of one iteration, for the stretch of prefill while lanes decode
-    settle_ms: float = 100.0  # a heartbeat this long after an acceptance contains the assignment
+    settle_ms: float = 10.0  # a heartbeat this long after an acceptance contains the assignment
     default_prefill_ms_per_token: float = 1.0  # of a worker that has measured nothing yet
     default_first_token_ms: float = 50.0
     default_bytes_per_ms: float = 1e6  # 1 GB/s, of a tier that has measured nothing yet

@@ -322,7 +322,8 @@ class RouterMachine(RouterActions):
             if state.usage_base is None:
                 state.usage_base = result.usage
             self._settle(attempt, result)
-            self._out.append(Measured(attempt.candidate, result.usage, result.timings))
+            way_ms = max(0.0, attempt.first_delta_ms - result.timings.ttft_ms) if attempt.first_delta_ms else 0.0
+            self._out.append(Measured(attempt.candidate, result.usage, result.timings, way_ms))
             self._complete(state, result.finish_reason)
 
     def _unavailable(self, event: WorkerUnavailable) -> None:

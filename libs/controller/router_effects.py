@@ -182,11 +182,14 @@ class Unbooked:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """An attempt completed: prediction against measurement, for the corrections and the metrics."""
+    """An attempt completed: prediction against measurement, for the corrections and the metrics. `way_ms`: how much
+    later than its worker measured it the first token was here: the offer's way, the answer's, and both ends' delays.
+    """
 
     candidate: Candidate
     usage: Usage
     timings: Timings
+    way_ms: float = 0.0
 
 
 RouterEffect = (

@@ -190,7 +190,8 @@ class WorkerMachine:
                     # What the runtime says is what was done: it may have found more resident than the pool did.
                     state.computed = event.computed_tokens
                     state.cached = length - event.computed_tokens
-                    state.prefilled_ms = self._now
+                    began = state.lane_ms if state.lane_ms is not None else self._now
+                    state.prefilled_ms = max(began, self._now - event.drawing_ms)
                     self._move(state, Trigger.PREFILLED, Phase.DECODING)
             case TokensDrawn():
                 if state := self._enter(event.assignment, Trigger.TOKENS, event):

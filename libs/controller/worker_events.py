@@ -99,10 +99,13 @@ class LaneGranted:
 
 @dataclass(frozen=True, slots=True)
 class PrefillDone:
-    """The whole input but the first drawn token is computed. `computed_tokens`: pending token included."""
+    """The whole input but the first drawn token is computed. `computed_tokens`: pending token included. `drawing_ms`:
+    how much of the time since the lane was granted counts as the first token's, where one step did both.
+    """
 
     assignment: AssignmentId
     computed_tokens: int
+    drawing_ms: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,7 @@ from services.worker.runtime.grammars import MaskFactory, mask_of
 from services.worker.runtime.iteration import Budgets
 from services.worker.runtime.kv import KVStore
 from services.worker.runtime.loop import DeviceLoop
-from services.worker.runtime.measurements import Measurements, prefill_ms, step_ms
+from services.worker.runtime.measurements import Measurements, prefill_timings, prompts_ms, step_ms
 from services.worker.runtime.sampling import Sampling
 from services.worker.runtime.serial import SerialLoop
 
@@ -52,13 +52,15 @@ _NOBODY = "00" * 32
 
 
 class DevicePages:
-    """A job's pages as the loop sees them: copies are done when the lane is granted, and that is news at once.
+    """A job's pages as the loop sees them: copies are done when the lane is granted. That the job's first rows are
+    about to be computed is news at once: until then it waits, lane or not.
 
     (The loop's own word comes with the iteration's other events, when the first rows are done.)
     """
 
     def __init__(self, pages: JobPages, kv: KVStore, began: Callable[[int], None]) -> None:
         self._pages, self._kv, self._began = pages, kv, began
+        self._start: int | None = None
 
     @property
     def tables(self) -> Mapping[str, Sequence[int]]:
@@ -70,11 +72,14 @@ class DevicePages:
         start = self._pages.begin()
         for copy in start.copies:
             self._kv.copy_page(copy.group, copy.source, copy.target, copy.slots)
-        self._began(start.start)
+        self._start = start.start
         return start.start
 
     def prepare(self, end: int) -> Collection[str]:
         """Groups whose tables changed."""
+        if self._start is not None:
+            self._began(self._start)
+            self._start = None
         return self._pages.prepare(end)
 
 
@@ -168,7 +173,7 @@ class DeviceRuntime:
         prompts = (*found.pending_prompts, *((tokens, tokens) for tokens in coming))
         step = step_ms(found.decode_step_ms, decoding)
         rows = sum(tokens for tokens, _ in prompts)
-        ms = sum(tokens * prefill_ms(found, length) for tokens, length in prompts)
+        ms = prompts_ms(prefill_timings(found), prompts)
         # A step under way counts as its rows, or, where it only decodes, as itself.
         ms += step * (rows / self._pool.sizes.step if rows else 1.0)
         ms = max(0.0, ms - found.elapsed_ms)
@@ -218,9 +223,8 @@ class DeviceRuntime:
 
     def prefill(self) -> Sequence[PrefillCost]:
         """By length; from iterations without decoding lanes where there were some."""
-        found = self._loop.measurements()
-        timings = {**found.prefill_beside_decode_token_ms, **found.prefill_token_ms}
-        return tuple(PrefillCost(length, timing.recent_ms) for length, timing in sorted(timings.items()))
+        timings = prefill_timings(self._loop.measurements())
+        return tuple(PrefillCost(length, timing.recent_ms) for length, timing in timings)
 
     def decode(self) -> Sequence[DecodeCost]:
         """By decoding lanes."""
@@ -253,7 +257,9 @@ class DeviceRuntime:
                 held.pages.computed(event.computed)
                 if event.computed < len(request.tokens):
                     return (JobAdvanced(assignment),)
-                return (JobPrefilled(assignment, event.computed - held.start),)
+                found = self._loop.measurements()
+                drawing_ms = step_ms(found.decode_step_ms, found.decoding_lanes)
+                return (JobPrefilled(assignment, event.computed - held.start, drawing_ms),)
             case device.Token():
                 held.pages.computed(event.computed)
                 held.left -= 1

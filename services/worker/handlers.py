@@ -150,10 +150,13 @@ class JobAdvanced:
 
 @dataclass(frozen=True, slots=True)
 class JobPrefilled:
-    """Every input token is computed, `computed` of them by this job (the pending token included)."""
+    """Every input token is computed, `computed` of them by this job (the pending token included). `drawing_ms`: what of
+    the step counts as the first token's: a decode step's time, as `DecodeCost` tells it.
+    """
 
     assignment: AssignmentId
     computed: int
+    drawing_ms: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,6 +47,7 @@ from services.worker.restore.restorer import ChunkRestorer
 from services.worker.restore.settings import RestoreCounts, RestoreSettings
 from services.worker.restore.sources import Tiers
 from services.worker.restore.upload import PageWriter, Uploader
+from services.worker.restore.whole import WholeRestores
 
 log = get_logger(__name__)
 
@@ -222,12 +223,13 @@ async def open_storage(
     meters = {Tier.OBJECT: store.meter, Tier.PEER: client.meter}
     meters |= {} if local is None else {Tier.SSD: local.meter}
     meters |= {} if memory is None else {Tier.RAM: memory.meter}
+    restores = WholeRestores(meters, uploader.meter)
     storage = Storage(
-        ChunkRestorer(layout, provider, uploader, settings.restore, restore_counts, prefill, uses.used),
+        ChunkRestorer(layout, provider, uploader, settings.restore, restore_counts, prefill, uses.used, restores),
         checkpointer,
         served,
         journal,
-        StorageMeasurements(layout, meters, uploader.meter, prefill),
+        StorageMeasurements(layout, restores, prefill),
         StorageCounts(
             None if memory is None else memory.counts,
             None if local is None else local.counts,

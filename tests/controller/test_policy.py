@@ -55,7 +55,7 @@ def test_the_formula() -> None:
     assert ttft_ms(candidate(**{**TERMS, "queue_ms": 80.0})) == 80 + 5 + 20 + 7
     one = scored(candidate(**TERMS), Correction(queue=4, restore=1, prefill=2, first=1))
     assert one.ttft_ms == 120 + 5 + 40 + 7 and one.correction == pytest.approx(172 / 82)
-    assert work_ms(candidate(**TERMS)) == 32
+    assert work_ms(candidate(**TERMS)) == 25, "what it alone occupies the device for"
 
 
 def test_a_persistent_error_is_learned_bounded_and_not_in_overload() -> None:
@@ -124,15 +124,39 @@ def test_bookings_count_until_a_heartbeat_must_contain_them() -> None:
     fleet.account(Booked(A, one), 0)
     fleet.account(Booked(B, one), 0)
     view = fleet.view("w")
-    assert view is not None and view.queue_ms(0) == 10 + 64
+    assert view is not None and view.queue_ms(0) == 10 + 50
     fleet.account(Accepted(A), 50)
-    fleet.observe(Observed(heartbeat("w", sequence=2, load=Load(40.0)), False, True), 149)
-    assert fleet.view("w").queue_ms(149) == 40 + 64  # type: ignore[union-attr]
-    fleet.observe(Observed(heartbeat("w", sequence=3, load=Load(40.0)), False, True), 150)
-    assert fleet.view("w").queue_ms(150) == 40 + 32  # type: ignore[union-attr]
+    fleet.observe(Observed(heartbeat("w", sequence=2, load=Load(40.0)), False, True), 59)
+    assert fleet.view("w").queue_ms(59) == 40 + 50  # type: ignore[union-attr]
+    fleet.observe(Observed(heartbeat("w", sequence=3, load=Load(40.0)), False, True), 60)
+    assert fleet.view("w").queue_ms(60) == 40 + 25  # type: ignore[union-attr]
     fleet.account(Unbooked(B), 160)
     fleet.account(Unbooked(A), 160)
-    assert fleet.view("w").queue_ms(150) == 40  # type: ignore[union-attr]
+    assert fleet.view("w").queue_ms(60) == 40  # type: ignore[union-attr]
+
+
+def test_the_queue_in_a_reply_contains_what_was_accepted_before_it_and_not_itself() -> None:
+    fleet = observe(Fleet(), heartbeat("w"))
+    one = candidate(**TERMS)
+    for assignment in (A, B):
+        fleet.account(Booked(assignment, one), 0)
+    fleet.replied("w", OfferReply(A, 1, True), 1)
+    fleet.account(Accepted(A), 1)
+    assert fleet.view("w").queue_ms(1) == 50  # type: ignore[union-attr]
+    fleet.replied("w", OfferReply(B, 1, True, load=Load(25.0)), 2)
+    fleet.account(Accepted(B), 2)
+    assert fleet.view("w").queue_ms(2) == 25 + 25  # type: ignore[union-attr]
+    fleet.replied("w", OfferReply(AssignmentId("t", 1), 1, False, load=Load(50.0)), 3)
+    assert fleet.view("w").queue_ms(3) == 50  # type: ignore[union-attr]
+
+
+def test_what_passes_on_the_way_counts_to_the_first_token() -> None:
+    corrections = Corrections()
+    for _ in range(400):
+        said = scored(candidate(**TERMS), corrections.of("w"))
+        corrections.learn(said, Timings(0.1, 55, 20, 7), way_ms=14.0)
+    found = corrections.of("w")
+    assert found.first == pytest.approx(3.0, rel=0.02) and found.prefill == pytest.approx(1.0, rel=0.02)
 
 
 @pytest.mark.parametrize("tier", [Tier.GPU, Tier.INFLIGHT])
@@ -152,7 +176,7 @@ def test_a_reply_brings_fresh_counts_and_a_new_process_starts_anew() -> None:
     fleet.account(Booked(A, candidate(**{**TERMS, "needed_pages": 9})), 0)
     fleet.replied("w", OfferReply(A, 1, True, load=Load(5.0, pages=Pages(10, 1))), 1)
     view = fleet.view("w")
-    assert view is not None and view.load.pages.free == 1 and view.booked_pages == 0 and view.queue_ms(1) == 37
+    assert view is not None and view.load.pages.free == 1 and view.booked_pages == 0 and view.queue_ms(1) == 30
     fleet.replied("w", OfferReply(A, 9, True, load=Load(99.0)), 1)
     assert fleet.view("w").load.queue_ms == 5.0  # type: ignore[union-attr]
     fleet.account(Measured(candidate(**TERMS), Usage(), Timings(prefill_ms=40)), 1)

@@ -164,6 +164,20 @@ def test_restore_prefill_decode_with_usage_and_times() -> None:
     assert len(d.machine) == 0
 
 
+@pytest.mark.parametrize(("drawing", "times"), [(0.0, (9, 0)), (4.0, (5, 4)), (30.0, (0, 9))])
+def test_the_step_that_ends_a_prefill_and_draws_is_shared_out(drawing: float, times: tuple[float, float]) -> None:
+    d = Driver()
+    d.offer(an_offer())
+    d.feed(wx.ReservationMade(A, 0))
+    d.feed(wx.LaneGranted(A), after=3)
+    d.feed(wx.PrefillDone(A, 5, drawing), after=9)
+    delta = d.feed(wx.TokensDrawn(A, (11,)))[0]
+    assert isinstance(delta, wfx.EmitDelta)
+    timings = delta.delta.timings
+    assert (timings.prefill_ms, timings.first_token_ms) == times
+    assert (timings.queue_ms, timings.ttft_ms) == (3, 12), "what it is counted as changes nothing else"
+
+
 def test_a_failed_restore_is_prefilled_instead() -> None:
     d = Driver()
     d.offer(an_offer(chain=CHAIN))

@@ -27,6 +27,7 @@ from services.worker.restore.fragments import fragments
 from services.worker.restore.local_chunks import PIECE_BYTES, ServedChunks
 from services.worker.restore.measurements import MAX_TOKENS, StorageMeasurements, break_even
 from services.worker.restore.upload import InPlace, PinnedRing, Uploader
+from services.worker.restore.whole import WholeRestores
 from services.worker.runtime.kv import KVStore
 from tests.chunks.samples import sample
 from tests.worker_storage.rig import LAYOUT, Model, PagesOf, Pool, draw_tokens
@@ -259,10 +260,27 @@ def test_break_even():
 
 def test_only_what_was_measured_is_reported():
     ssd, store, upload = (CostMeter(Price(1.0, 1e5)) for _ in range(3))
-    measurements = StorageMeasurements(GEMMA, {Tier.OBJECT: store, Tier.SSD: ssd}, upload, list)
+    measurements = StorageMeasurements(GEMMA, WholeRestores({Tier.OBJECT: store, Tier.SSD: ssd}, upload), list)
     assert measurements.tiers() == []
     store.observe(1_000_000, 20.0)
     ssd.observe(1_000_000, 2.0)
     upload.observe(1_000_000, 1.0)
     assert [cost.tier for cost in measurements.tiers()] == [Tier.GPU, Tier.SSD, Tier.OBJECT]
     assert all(cost.break_even_tokens == 0 for cost in measurements.tiers())
+
+
+def test_what_whole_restores_took_is_told_while_it_is_fresh():
+    now = 0.0
+    ram, upload = CostMeter(Price(0.1, 1e7)), CostMeter(Price(0.1, 1e6))
+    restores = WholeRestores({Tier.RAM: ram}, upload, lambda: now)
+    ram.observe(1_000_000, 0.2)
+    upload.observe(1_000_000, 1.0)
+    alone = restores.price(Tier.RAM)
+    assert alone == ram.price() and alone.ms(4_000_000) < 2
+    for chunks in (1, 4, 8, 2, 16, 4):  # five milliseconds a chunk of 250 kB, whatever the bytes cost
+        size = 250_000 * chunks
+        restores.observe(Tier.RAM, size, 5.0 * chunks + upload.price().ms(size))
+    assert restores.price(Tier.RAM).ms(2_000_000) == pytest.approx(40.0, rel=0.1)
+    restores.observe(Tier.SSD, 1_000_000, 5.0)  # of a tier that is not there
+    now = 121.0
+    assert restores.price(Tier.RAM) == ram.price(), "or a price that is too high would never be tried again"

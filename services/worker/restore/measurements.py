@@ -7,35 +7,30 @@ groups stop growing at their window. 0 = not measured, MAX_TOKENS = never, withi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
-from libs.chunks.cost import CostMeter, Price
+from libs.chunks.cost import Price
 from libs.continuation.chain import TAIL_TOKENS
 from libs.continuation.layout import Layout
 from libs.controller.protocol import PrefillCost, Tier, TierCost
+from services.worker.restore.whole import WholeRestores
 
 MAX_TOKENS = 1 << 20
 
 
 class StorageMeasurements:
-    """Implements `TierMeasurements`. `meters`: by tier; `upload`: staging → device."""
+    """Implements `TierMeasurements`."""
 
-    def __init__(
-        self,
-        layout: Layout,
-        meters: Mapping[Tier, CostMeter],
-        upload: CostMeter,
-        prefill: Callable[[], Sequence[PrefillCost]],
-    ) -> None:
-        self._layout, self._meters, self._upload, self._prefill = layout, meters, upload, prefill
+    def __init__(self, layout: Layout, restores: WholeRestores, prefill: Callable[[], Sequence[PrefillCost]]) -> None:
+        self._layout, self._restores, self._prefill = layout, restores, prefill
 
     def tiers(self) -> Sequence[TierCost]:
         """Now; tiers that have never been read are left out."""
-        prefill, upload = self._prefill(), self._upload.price()
+        prefill, upload = self._prefill(), self._restores.upload.price()
         found = [TierCost(Tier.GPU, upload.latency_ms, upload.bytes_per_ms)] if upload.samples else []
-        for tier, meter in sorted(self._meters.items()):
-            price = meter.price()
-            if price.samples:
+        for tier, meter in sorted(self._restores.own.items()):
+            if meter.price().samples:
+                price = self._restores.price(tier)
                 found.append(
                     TierCost(
                         tier, price.latency_ms, price.bytes_per_ms, break_even(self._layout, price, upload, prefill)

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from types import TracebackType
@@ -29,6 +31,7 @@ from services.worker.restore.provider import ContentProvider, Ticket
 from services.worker.restore.settings import RestoreCounts, RestoreSettings
 from services.worker.restore.sources import Localized, NotLocalized
 from services.worker.restore.upload import Uploader
+from services.worker.restore.whole import WholeRestores
 
 TIERS = {
     TierKind.RAM: Tier.RAM,
@@ -39,7 +42,9 @@ TIERS = {
 
 
 class ChunkRestorer:
-    """Implements `Restorer`. `used`: told the fingerprint and hash of each chunk that landed."""
+    """Implements `Restorer`. `used`: told the fingerprint and hash of each chunk that landed; `whole`: what restores
+    took.
+    """
 
     def __init__(
         self,
@@ -50,7 +55,9 @@ class ChunkRestorer:
         counts: RestoreCounts,
         prefill: Callable[[], Sequence[PrefillCost]],
         used: Callable[[str, str], None],
+        whole: WholeRestores,
     ) -> None:
+        self._whole = whole
         self._layout, self._provider, self._uploader, self._counts = layout, provider, uploader, counts
         self._settings, self._prefill, self._used = settings, prefill, used
         self._closing = asyncio.Event()
@@ -87,6 +94,7 @@ class ChunkRestorer:
     async def _run(
         self, plan: RestorePlan, boundary: int, landed: Callable[[LandedNode], None], stop: asyncio.Event
     ) -> RestoreOutcome:
+        began, brought = time.monotonic(), Counter[Tier]()
         budget = Budget.of(plan, self._prefill(), self._settings.loss_ms, self._settings.loss_share)
         late = _Late(budget, plan, usable_ends(plan, self._layout))
         async with _Ahead(self._provider, plan, self._layout, (stop, self._closing, late.event)) as ahead:
@@ -106,10 +114,14 @@ class ChunkRestorer:
                     if not await self._upload(objects, ahead.needs[index]):
                         return RestoreOutcome(RestoreEnd.STOPPED, boundary)
                     boundary = node.node.chunk.end
-                    landed(self._landed(plan, boundary, objects))
+                    found = self._landed(plan, boundary, objects)
+                    brought[found.tier] += found.bytes
+                    landed(found)
                     late.landed(boundary)
                     self._used(plan.fingerprint, node.node.chunk.hash)
                     ahead.done(index)
+        if len(brought) == 1:
+            self._whole.observe(*brought.most_common(1)[0], (time.monotonic() - began) * 1e3)
         return RestoreOutcome(RestoreEnd.DONE, boundary)
 
     async def _upload(self, objects: Sequence[Localized], needs: Sequence[ObjectNeed]) -> bool:

@@ -11,7 +11,7 @@ Of small iterations little is learnt: a sample counts by its rows.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 _ALPHA = 0.1  # weight of the newest sample in the running mean
@@ -102,10 +102,15 @@ def step_ms(timings: Mapping[int, Timing], lanes: int) -> float:
     return timings[measured].recent_ms
 
 
-def prefill_ms(found: Measurements, length: int) -> float:
-    """Of a prompt token at this context length; iterations without decoding lanes where there were some."""
-    timings = {**found.prefill_beside_decode_token_ms, **found.prefill_token_ms}
-    if not timings:
-        return 0.0
-    measured = min((one for one in timings if one >= length), default=max(timings))
-    return timings[measured].recent_ms
+def prefill_timings(found: Measurements) -> list[tuple[int, Timing]]:
+    """Ascending by length; from iterations without decoding lanes where there were some."""
+    return sorted({**found.prefill_beside_decode_token_ms, **found.prefill_token_ms}.items())
+
+
+def prompts_ms(timings: Sequence[tuple[int, Timing]], prompts: Sequence[tuple[int, int]]) -> float:
+    """Of all rows of these prompts: (tokens still to be fed, length they lead to)."""
+    total = 0.0
+    for tokens, length in prompts:
+        at = next((timing for longest, timing in timings if length <= longest), timings[-1][1] if timings else Timing())
+        total += tokens * at.recent_ms
+    return total

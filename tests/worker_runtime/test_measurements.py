@@ -1,0 +1,55 @@
+"""What iterations are charged to: prompt rows, decode steps, and what that predicts for a prompt of any length."""
+
+from __future__ import annotations
+
+import pytest
+
+from services.worker.runtime.measurements import Measurements, Meter, Timing, prefill_timings, prompts_ms, step_ms
+
+STEP, ROW = 8.0, 0.1
+"""A device for which an iteration costs so many ms, and so many more a prompt row."""
+
+
+def measured(*prompts: int, budget: int = 512) -> Meter:
+    """Prompts of these lengths, one at a time, each with a few decode steps behind it."""
+    meter = Meter()
+    for _ in range(20):
+        meter.iteration(STEP, 1, 0, 0, drew=False)
+    for length in prompts:
+        for start in range(0, length, budget):
+            end = min(start + budget, length)
+            meter.iteration(STEP + ROW * (end - start), 0, end - start, end, drew=end == length)
+    return meter
+
+
+def predicted(meter: Meter, tokens: int, length: int) -> float:
+    """Prompt rows at their cost, and a decode step for the first token."""
+    found = Measurements(prefill_token_ms=meter.prefill_token_ms, decode_step_ms=meter.decode_step_ms)
+    return prompts_ms(prefill_timings(found), [(tokens, length)]) + step_ms(found.decode_step_ms, 1)
+
+
+@pytest.mark.parametrize("tokens", [10, 40, 120, 250])
+def test_short_prompts_are_predicted_whatever_was_measured(tokens: int) -> None:
+    meter = measured(*[12, 200, 17, 250, 90, 30] * 20)
+    assert predicted(meter, tokens, tokens) == pytest.approx(STEP + ROW * tokens, rel=0.05)
+
+
+@pytest.mark.parametrize("tokens", [700, 1_000, 1_500, 2_000])
+def test_long_ones_take_an_iteration_for_each_of_their_parts(tokens: int) -> None:
+    meter = measured(*[700, 1_000, 1_500, 2_000] * 20)
+    parts = -(-tokens // 512)
+    assert predicted(meter, tokens, tokens) == pytest.approx(parts * STEP + ROW * tokens, rel=0.08)
+
+
+def test_of_small_iterations_little_is_learnt() -> None:
+    small, large = Meter(), Meter()
+    for meter, rows in ((small, 8), (large, 256)):
+        meter.iteration(25.6, 0, 256, 256, drew=False)  # 0.1 ms a row
+        meter.iteration(0.5 * rows, 0, rows, 256, drew=False)  # 0.5 ms a row
+    assert small.prefill_token_ms[256].recent_ms < 0.102 < 0.13 < large.prefill_token_ms[256].recent_ms
+
+
+def test_more_lanes_than_were_measured_are_taken_for_the_most() -> None:
+    timings = {1: Timing(1, 5.0, 5.0), 4: Timing(1, 9.0, 9.0)}
+    assert [step_ms(timings, lanes) for lanes in (0, 1, 2, 4, 8)] == [0.0, 5.0, 9.0, 9.0, 9.0]
+    assert step_ms({}, 3) == 0.0 and prompts_ms([], [(5, 5)]) == 0.0
