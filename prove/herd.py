@@ -1,0 +1,80 @@
+"""A herd: requests that begin with one prompt, all sent at once, and what each of them waited for and had computed."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import httpx
+
+from prove.stage import Stage
+from prove.streams import Seen, stream
+
+_NEW = 2
+
+
+@dataclass(frozen=True)
+class Run:
+    """One herd. `ttft_ms`: ascending; `shared`: tokens of the common beginning, whole chunks."""
+
+    shared: int
+    own: int
+    seen: Sequence[Seen]
+    ttft_ms: Sequence[float]
+    faults: Sequence[str]
+
+    @property
+    def copies(self) -> float:
+        """How often the common beginning was computed in all: its tokens computed, over its length."""
+        computed = (max(0, int(one.served.get("computed_tokens", 0)) - self.own) for one in self.seen)
+        return sum(computed) / self.shared
+
+    @property
+    def by_worker(self) -> dict[str, int]:
+        return dict(sorted(Counter(str(one.served.get("worker", "")) for one in self.seen).items()))
+
+    def max_over_mean(self, workers: int) -> float:
+        """Of requests a worker."""
+        return max(self.by_worker.values()) * workers / len(self.seen)
+
+
+class Herd:
+    """Sends them, each over a connection of its own. `vocab`: token ids below it are drawn."""
+
+    def __init__(self, stage: Stage, http: httpx.AsyncClient, seed: int, vocab: int = 500) -> None:
+        self._stage, self._http, self._vocab = stage, http, vocab
+        self._draw = random.Random(seed)
+
+    def prompt(self, length: int) -> list[int]:
+        return [self._draw.randrange(6, self._vocab) for _ in range(length)]
+
+    async def together(self, shared: Sequence[int], count: int, own: int) -> Run:
+        """`count` requests at once, each with `own` tokens of its own behind the common ones."""
+        prompts = [[*shared, *self.prompt(own)] for _ in range(count)]
+        done = await asyncio.gather(*(self._one(prompt) for prompt in prompts))
+        faults = [fault for prompt, (seen, _) in zip(prompts, done, strict=True) for fault in seen.faults(prompt)]
+        return Run(len(shared), own, [seen for seen, _ in done], sorted(ttft for _, ttft in done), faults)
+
+    async def alone(self, length: int) -> float:
+        """TTFT in ms of a prompt that nobody has seen, with nobody beside it."""
+        prompt = self.prompt(length)
+        seen, ttft_ms = await self._one(prompt)
+        if seen.served.get("cached_tokens") != 0 or seen.faults(prompt):
+            raise RuntimeError(f"no cold prompt's answer: {seen.faults(prompt)}, {seen.served}")
+        return ttft_ms
+
+    async def _one(self, prompt: Sequence[int]) -> tuple[Seen, float]:
+        began, first = time.perf_counter(), 0.0
+
+        async def piece(_request_id: str, _pieces: int) -> None:
+            nonlocal first
+            first = first or time.perf_counter()
+
+        stage = self._stage
+        body = {"max_tokens": _NEW}
+        seen = await stream(self._http, stage.cluster.base_url, stage.model, prompt, body, piece)
+        return seen, ((first or time.perf_counter()) - began) * 1e3

@@ -1,0 +1,150 @@
+"""How far the predicted time to first token is from the measured one, on a mixed live load, tier by tier."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+
+import httpx
+from pydantic import JsonValue
+
+from libs.contracts.segue.v1 import catalog_pb2
+from libs.controller.protocol import Tier
+from prove.checks import Checks
+from prove.mixed_load import Lengths, Level, MixedLoad
+from prove.report import Claim, Outcome, Size
+from prove.stage import Stage, staged
+
+CLAIM = Claim(
+    "5-ttft",
+    "median |predicted - measured| / measured time to first token on a mixed live load (cold, resident, forked, from "
+    "memory, disk and store; 1 to 8 clients), by tier, after a warm-up: <= 20 %",
+    seed=57,
+)
+LIMIT = 0.20
+_ENOUGH = 10
+"""Requests of a tier from which on its median is held against the limit."""
+_CALL_S = 10.0
+_RECORDED_S = 60.0
+# Of a worker: pages for four requests and a few conversations at rest, memory and directory for some more each.
+_SETTINGS = {"kv_bytes": "384MiB", "ram_bytes": "300MiB", "chunk_dir_cap": "700MiB", "chunk_dir_free": "0"}
+_FULL = Lengths((200, 1_400), (16, 80), (4, 24), 1_800)
+_SLICE = Lengths((100, 600), (16, 40), (2, 6), 800)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One attempt that delivered. Times in ms; terms as predicted and as the worker measured them."""
+
+    kind: str
+    clients: int
+    predicted: float
+    measured: float
+    terms: dict[str, tuple[float, float]]
+
+    @property
+    def error(self) -> float:
+        return abs(self.predicted - self.measured) / self.measured
+
+
+async def run(size: Size, stage: Stage | None) -> Outcome:
+    """See the module. As a slice without a limit: it measures a machine that does other things."""
+    full = size is Size.FULL
+    checks = Checks()
+    async with AsyncExitStack() as stack:
+        at = stage or await stack.enter_async_context(
+            staged("gemma3-270m", workers=2, threads=1, worker_settings=_SETTINGS)
+        )
+        http = await stack.enter_async_context(httpx.AsyncClient())
+        load = MixedLoad(at, http, _FULL if full else _SLICE, CLAIM.seed)
+        warm = await load.play(4, 80) if full else None
+        plan = [(1, 60), (2, 60), (4, 80), (8, 100)] if full else [(1, 6), (4, 10)]
+        levels = [await load.play(clients, requests) for clients, requests in plan]
+        faults = [fault for level in (*levels, *([warm] if warm else [])) for fault in level.faults]
+        checks.check("every answer complete, usage exact", faults[:10], [], not faults)
+        pairs = await _pairs(at, levels)
+    asked = sum(level.requests for level in levels)
+    checks.check("decisions with a measured time", len(pairs), f">= {asked}", len(pairs) >= asked)
+    if full:
+        for kind, of in _by(pairs, lambda pair: pair.kind).items():
+            if len(of) >= _ENOUGH:
+                error = round(statistics.median(pair.error for pair in of), 3)
+                checks.check(f"median error, {kind}", error, f"<= {LIMIT}", error <= LIMIT)
+        error = round(statistics.median(pair.error for pair in pairs), 3)
+        checks.check("median error, all", error, f"<= {LIMIT}", error <= LIMIT)
+    return checks.outcome(_told(pairs))
+
+
+async def _pairs(stage: Stage, levels: Sequence[Level]) -> list[Pair]:
+    """From the recorded decisions, once they are all there."""
+    wanted = sum(level.requests for level in levels)
+    loop = asyncio.get_running_loop()
+    give_up = loop.time() + _RECORDED_S
+    while True:
+        found = [pair for level in levels for pair in await _level(stage, level)]
+        if len(found) >= wanted or loop.time() > give_up:
+            return found
+        await asyncio.sleep(0.5)
+
+
+async def _level(stage: Stage, level: Level) -> list[Pair]:
+    found: list[Pair] = []
+    token = ""
+    while True:
+        asked = catalog_pb2.ListDecisionsRequest(
+            from_ms=level.began_ms, until_ms=level.ended_ms + 1, model=stage.model, page_size=200, page_token=token
+        )
+        reply = await stage.facts.catalog.ListDecisions(asked, timeout=_CALL_S)
+        for record in reply.records:
+            found += [_pair(record, attempt, level) for attempt in record.attempts if attempt.measured_ttft_ms > 0]
+        token = reply.next_page_token
+        if not token:
+            return found
+
+
+def _pair(record: catalog_pb2.DecisionRecord, attempt: catalog_pb2.DecisionAttempt, level: Level) -> Pair:
+    chosen, told = record.ranked[attempt.choice], attempt.timings
+    kind = {Tier.NONE: "cold", Tier.GPU: "resident"}.get(Tier(chosen.tier), Tier(chosen.tier).name.lower())
+    if record.request_id in level.forks:
+        kind = f"forked, {kind}"
+    terms = {
+        "queue": (max(chosen.queue_ms, chosen.load_ms) - chosen.load_ms, told.queue_ms),
+        "restore": (chosen.load_ms + chosen.restore_ms, told.restore_ms),
+        "prefill": (chosen.compute_tokens * chosen.prefill_ms_per_token, told.prefill_ms),
+        "first": (chosen.first_token_ms, told.first_token_ms),
+        "way": (0.0, attempt.measured_ttft_ms - told.ttft_ms),
+    }
+    return Pair(kind, level.clients, attempt.predicted_ttft_ms, attempt.measured_ttft_ms, terms)
+
+
+def _by(pairs: Iterable[Pair], of: Callable[[Pair], str]) -> dict[str, list[Pair]]:
+    found: dict[str, list[Pair]] = {}
+    for pair in pairs:
+        found.setdefault(of(pair), []).append(pair)
+    return dict(sorted(found.items()))
+
+
+def _told(pairs: Sequence[Pair]) -> dict[str, JsonValue]:
+    def figures(of: Sequence[Pair]) -> dict[str, object]:
+        median = statistics.median
+        return {
+            "n": len(of),
+            "error": round(median(pair.error for pair in of), 3),
+            "predicted_over_measured": round(median(pair.predicted / pair.measured for pair in of), 3),
+            "measured_ms": round(median(pair.measured for pair in of), 1),
+            "terms_ms": {
+                name: [round(median(pair.terms[name][side] for pair in of), 1) for side in (0, 1)]
+                for name in of[0].terms
+            },
+        }
+
+    parts = {
+        "by_tier": {kind: figures(of) for kind, of in _by(pairs, lambda pair: pair.kind).items()},
+        "by_clients": {name: figures(of) for name, of in _by(pairs, lambda pair: str(pair.clients)).items()},
+    }
+    told: dict[str, JsonValue] = json.loads(json.dumps(parts))
+    return told
