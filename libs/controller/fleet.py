@@ -59,12 +59,14 @@ class WorkerView:
     load: Load
     costs: dict[Tier, TierCost]  # smoothed, as the next two
     prefill: tuple[PrefillCost, ...] = ()
-    decode: tuple[DecodeCost, ...] = ()
+    decode: tuple[DecodeCost, ...] = ()  # with the way
     heard_ms: float = 0.0  # when `load` came
     reports: int = 1  # of its costs
     bookings: dict[AssignmentId, Booking] = field(default_factory=dict)
     idle_at_ms: float = 0.0  # when all that is known of will be worked off
     booked_pages: int = 0
+    steps: tuple[DecodeCost, ...] = ()  # the same without it
+    way_ms: float | None = None  # from offer to first token, what is none of the worker's time; None = not measured
 
     @property
     def worker(self) -> str:
@@ -141,13 +143,16 @@ class Fleet:
             self.index.forget(heartbeat.worker)
         self.index.slot(heartbeat.worker)
         costs = {cost.tier: cost for cost in heartbeat.tiers}
-        view = WorkerView(heartbeat, heartbeat.load, costs, heartbeat.prefill, heartbeat.decode, now_ms)
+        steps = heartbeat.decode
+        view = WorkerView(heartbeat, heartbeat.load, costs, heartbeat.prefill, steps, now_ms, steps=steps)
         if old is not None:
             view.reports = old.reports + 1
             share = max(self.knobs.cost_share, 1 / view.reports)  # the mean of the first few
             view.costs = smoothing.tiers(old.costs, costs, share)
             view.prefill = smoothing.prefill(old.prefill, heartbeat.prefill, share)
-            view.decode = smoothing.decode(old.decode, heartbeat.decode, share)
+            view.steps = smoothing.decode(old.steps, heartbeat.decode, share)
+            view.way_ms = old.way_ms
+            view.decode = _farther(view.steps, view.way_ms or 0.0)
             view.bookings = old.bookings
             if old.heartbeat.node != heartbeat.node:
                 self._by_node.pop(old.heartbeat.node, None)
@@ -211,7 +216,17 @@ class Fleet:
             case Unbooked():
                 self._unbook(effect.assignment)
             case Measured():
-                self.corrections.learn(effect.candidate, effect.timings, effect.way_ms)
+                self.corrections.learn(effect.candidate, effect.timings)
+                self._went(effect.candidate.worker, effect.way_ms)
+
+    def _went(self, worker: str, way_ms: float) -> None:
+        """What passes between offer and first token outside the worker counts to the first token from now on."""
+        view = self._views.get(worker)
+        if view is not None:
+            known = way_ms if view.way_ms is None else view.way_ms
+            view.way_ms = known + self.knobs.way_share * (way_ms - known)
+            view.decode = _farther(view.steps, view.way_ms or 0.0)
+            self._stale.add(worker)
 
     def _unbook(self, assignment: AssignmentId) -> None:
         view = self._views.get(self._booked.pop(assignment, ""))
@@ -280,3 +295,8 @@ class Fleet:
         self.index.release(worker)
         self.corrections.forget(worker)
         self.places.moved()
+
+
+def _farther(steps: tuple[DecodeCost, ...], way_ms: float) -> tuple[DecodeCost, ...]:
+    """Decode steps as costs of a first token: each longer by the way to the worker and back."""
+    return tuple([DecodeCost(one.lanes, one.step_ms + way_ms) for one in steps]) if way_ms else steps

@@ -53,11 +53,10 @@ class PolicyKnobs:
     ranked: int = 24  # candidates kept after pruning
     correction_alpha: float = 0.01  # share of the sums of measured and predicted times that a new pair replaces
     correction_prior_ms: float = 1_000.0  # of right predictions that a worker is thought to have made before its first
-    correction_first_prior_ms: float = 50.0  # and of the first token's, which are small
-    correction_first_high: float = 20.0  # its bound: it stands for all that is not the device's too
     correction_low: float = 0.6  # bounds of a correction
     correction_high: float = 1.6
     correction_floor_ms: float = 1.0  # predictions smaller than this teach nothing
+    way_share: float = 0.05  # of what is believed of the way to a worker and back that a new measurement replaces
     cost_share: float = 0.05  # of what is believed of a worker's costs that a heartbeat replaces; more of the first few
     overload_queue_ms: float = 5_000.0  # a predicted queue above this freezes the corrections
     prefill_budget_tokens: int = 512  # prompt tokens of one iteration, for the stretch of prefill while lanes decode

@@ -6,7 +6,7 @@ Loading a lower tier runs off the device loop and overlaps the queue, hence the 
 itself has measured. What it measures wrong persistently is corrected by the ratio measured/predicted, fading sums per
 worker and term, bounded, and frozen while the predicted queue is an overload's: then it is the queue that is
 mispredicted, and learning would blame the worker. Terms: queue, restore (load and restore to device as the worker
-measures them), prefill, first token, to which all counts that passes between offer and first token outside the worker.
+measures them), prefill, first token.
 
 Candidates within 1 % or 2 ms of the best are ordered by rendezvous hash of (request id, worker): deterministic and
 replayable, and two routers with one snapshot do not herd.
@@ -56,18 +56,15 @@ class Corrections:
         self._sums.pop(worker, None)
         self.changed.add(worker)
 
-    def learn(self, candidate: Candidate, timings: Timings, way_ms: float = 0.0) -> None:
-        """One completed attempt. Predictions in `candidate` carry the corrections they were made with. `way_ms`: from
-        offer to first token, what was none of the worker's time: it counts to the first token.
-        """
+    def learn(self, candidate: Candidate, timings: Timings) -> None:
+        """One completed attempt. Predictions in `candidate` carry the corrections they were made with."""
         if candidate.queue_ms > self.knobs.overload_queue_ms:
             return
         worker = candidate.worker
         entry = self._by_worker.setdefault(worker, Correction())
         sums = self._sums.get(worker)
         if sums is None:
-            prior, little = self.knobs.correction_prior_ms, self.knobs.correction_first_prior_ms
-            sums = self._sums[worker] = tuple([_Sums(one) for one in (prior, prior, prior, little)])
+            sums = self._sums[worker] = tuple(_Sums(self.knobs.correction_prior_ms) for _ in range(4))
         queue, restore, prefill, first = sums
         self.changed.add(worker)
         # A wait that a load hides is not waited.
@@ -76,12 +73,9 @@ class Corrections:
         entry.restore = self._next(restore, entry.restore, candidate.load_ms + candidate.restore_ms, timings.restore_ms)
         predicted = candidate.compute_tokens * candidate.prefill_ms_per_token
         entry.prefill = self._next(prefill, entry.prefill, predicted, timings.prefill_ms)
-        measured, high = timings.first_token_ms + way_ms, self.knobs.correction_first_high
-        entry.first = self._next(first, entry.first, candidate.first_token_ms, measured, high)
+        entry.first = self._next(first, entry.first, candidate.first_token_ms, timings.first_token_ms)
 
-    def _next(
-        self, sums: _Sums, ratio: float, predicted_ms: float, measured_ms: float, high: float | None = None
-    ) -> float:
+    def _next(self, sums: _Sums, ratio: float, predicted_ms: float, measured_ms: float) -> float:
         knobs = self.knobs
         if predicted_ms < knobs.correction_floor_ms or measured_ms <= 0:
             return ratio
@@ -89,8 +83,7 @@ class Corrections:
         # The prediction contains the old ratio.
         sums.predicted_ms = kept * sums.predicted_ms + predicted_ms / ratio
         sums.measured_ms = kept * sums.measured_ms + measured_ms
-        found = sums.measured_ms / sums.predicted_ms
-        return min(high or knobs.correction_high, max(knobs.correction_low, found))
+        return min(knobs.correction_high, max(knobs.correction_low, sums.measured_ms / sums.predicted_ms))
 
 
 class _Sums:

@@ -16,6 +16,8 @@ A newcomer is planned at once (an impossible request must fail at once) but take
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from libs.controller.errors import ControllerBugError
 from libs.controller.fences import RouterFence
 from libs.controller.protocol import (
@@ -25,6 +27,7 @@ from libs.controller.protocol import (
     DeclineReason,
     Delta,
     OfferReply,
+    Result,
     ResultStatus,
     StatusCode,
     Submission,
@@ -56,7 +59,7 @@ from libs.controller.router_events import (
     Submitted,
     WorkerUnavailable,
 )
-from libs.controller.router_state import RequestState
+from libs.controller.router_state import Attempt, RequestState
 from libs.controller.router_table import Phase, Trigger
 
 # Declines that say nothing against the plan but that there is no room now: they spend no attempt.
@@ -322,8 +325,7 @@ class RouterMachine(RouterActions):
             if state.usage_base is None:
                 state.usage_base = result.usage
             self._settle(attempt, result)
-            way_ms = max(0.0, attempt.first_delta_ms - result.timings.ttft_ms) if attempt.first_delta_ms else 0.0
-            self._out.append(Measured(attempt.candidate, result.usage, result.timings, way_ms))
+            self._out.append(measured(attempt, result))
             self._complete(state, result.finish_reason)
 
     def _unavailable(self, event: WorkerUnavailable) -> None:
@@ -406,6 +408,14 @@ def _blame(state: RequestState) -> float:
     """How much the loss of its worker speaks against a request: less if the worker had not even answered the offer, as
     when workers die together and a resume is sent to one that is gone already. Not nothing: an offer too can kill."""
     return UNANSWERED_BLAME if state.phase is Phase.OFFERED else 1.0
+
+
+def measured(attempt: Attempt, result: Result) -> Measured:
+    """What a completed attempt teaches. Offer and first token take their way too: that is the first token's time."""
+    told = result.timings
+    way_ms = max(0.0, attempt.first_delta_ms - told.ttft_ms) if attempt.first_delta_ms is not None else 0.0
+    timings = replace(told, first_token_ms=told.first_token_ms + way_ms)
+    return Measured(attempt.candidate, result.usage, timings, way_ms)
 
 
 def _problem(submission: Submission) -> str:

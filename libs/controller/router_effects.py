@@ -182,8 +182,9 @@ class Unbooked:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """An attempt completed: prediction against measurement, for the corrections and the metrics. `way_ms`: how much
-    later than its worker measured it the first token was here: the offer's way, the answer's, and both ends' delays.
+    """An attempt completed: prediction against measurement, for the corrections. `way_ms`: how much later than its
+    worker measured it the first token was here (the offer's way, the answer's, both ends' delays): part of `timings`'
+    first token.
     """
 
     candidate: Candidate

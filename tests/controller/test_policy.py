@@ -20,6 +20,7 @@ from libs.controller.policy import Correction, Corrections, prefill_cost, rank, 
 from libs.controller.protocol import (
     AssignmentId,
     Candidate,
+    DecodeCost,
     Gone,
     Load,
     OfferReply,
@@ -151,12 +152,23 @@ def test_the_queue_in_a_reply_contains_what_was_accepted_before_it_and_not_itsel
 
 
 def test_what_passes_on_the_way_counts_to_the_first_token() -> None:
-    corrections = Corrections()
-    for _ in range(400):
-        said = scored(candidate(**TERMS), corrections.of("w"))
-        corrections.learn(said, Timings(0.1, 55, 20, 7), way_ms=14.0)
-    found = corrections.of("w")
-    assert found.first == pytest.approx(3.0, rel=0.02) and found.prefill == pytest.approx(1.0, rel=0.02)
+    fleet = observe(Fleet(), heartbeat("w", decode=(DecodeCost(1, 20.0), DecodeCost(8, 30.0))))
+
+    def steps() -> list[float]:
+        view = fleet.view("w")
+        assert view is not None
+        return [one.step_ms for one in view.decode]
+
+    one = candidate(**TERMS)
+    for _ in range(200):
+        fleet.account(Measured(one, Usage(), Timings(first_token_ms=27.0), way_ms=7.0), 1)
+    assert steps() == pytest.approx([27.0, 37.0])
+    for sequence in range(2, 40):  # nor does it grow with every heartbeat, or go with one
+        beat = heartbeat("w", sequence=sequence, decode=(DecodeCost(1, 20.0), DecodeCost(8, 30.0)))
+        fleet.observe(Observed(beat, False, True), sequence * 1_000)
+    assert steps() == pytest.approx([27.0, 37.0])
+    fleet.observe(Observed(heartbeat("w", epoch=2), True, True), 50_000)
+    assert steps() == [20.0], "another process may be elsewhere"
 
 
 @pytest.mark.parametrize("tier", [Tier.GPU, Tier.INFLIGHT])
