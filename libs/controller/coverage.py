@@ -7,9 +7,9 @@ So a conversation that goes on where it was waits for nobody.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
-from libs.continuation.chain import CHUNK_TOKENS, TAIL_TOKENS
+from libs.continuation.chain import CHUNK_TOKENS, TAIL_TOKENS, Chain, node_hash
 from libs.controller.candidates import Variant
 from libs.controller.fleet import Fleet
 from libs.controller.knobs import FACT_KNOBS, FactKnobs, PolicyKnobs
@@ -28,14 +28,22 @@ def covered(
 ) -> bool:
     """Whether such a worker is known, those in `avoid` left out."""
     least = max(TAIL_TOKENS, request.processed - CHUNK_TOKENS + 1)
-    ends = [*entry.chain.tails(), *entry.chain.chunks[-1:]]
     return any(
         _may_begin(fleet, worker, now_ms, knobs)
-        for node in ends
-        if node.end >= least
-        for worker, tiers in fleet.index.holders(node.hash).items()
+        for name in _ends(request, entry.chain, fleet.index.tail_ends, least)
+        for worker, tiers in fleet.index.holders(name).items()
         if Tier.GPU in tiers and worker not in avoid
     )
+
+
+def _ends(request: GenerationRequest, chain: Chain, tail_ends: Collection[int], least: int) -> Iterator[str]:
+    """The boundaries from `least` tokens on with less than a chunk behind them; of tails, those that anybody has."""
+    start = chain.full_end
+    for end in range(start + TAIL_TOKENS, chain.end + 1, TAIL_TOKENS):
+        if end >= least and end in tail_ends:
+            yield node_hash(chain.head, request.tokens[start:end])
+    if chain.chunks and start >= least:
+        yield chain.head
 
 
 def from_residency(request: GenerationRequest, plan: Plan, avoid: Sequence[str], knobs: PolicyKnobs) -> Plan | None:

@@ -8,6 +8,8 @@ were just moved from one to the next. Memory is bounded: the prompt whose crash 
 
 from __future__ import annotations
 
+import struct
+
 from blake3 import blake3
 
 from libs.controller.protocol import GenerationRequest
@@ -18,7 +20,7 @@ def prompt_hash(request: GenerationRequest) -> str:
     model = request.model.encode()
     prompt = request.tokens[: request.output_start]
     hasher = blake3(len(model).to_bytes(4, "little") + model)
-    hasher.update(b"".join(token.to_bytes(4, "little") for token in prompt))
+    hasher.update(struct.pack(f"<{len(prompt)}I", *prompt))
     return hasher.hexdigest()
 
 

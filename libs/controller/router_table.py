@@ -33,6 +33,8 @@ class Phase(Enum):
     STREAMING = "streaming"
     DONE = "done"
 
+    __hash__ = object.__hash__  # a member is one object: by default its name is hashed anew each time
+
 
 class Trigger(Enum):
     """What a fenced event means for its request."""
@@ -54,6 +56,8 @@ class Trigger(Enum):
     ROUTE_DROPPED = "route-dropped"
     CANCELLED = "cancelled"
     DEADLINE = "deadline"
+
+    __hash__ = object.__hash__  # a member is one object: by default its name is hashed anew each time
 
 
 _P, _T = Phase, Trigger

@@ -78,6 +78,8 @@ _OUTSIDE = {
     )
 }
 
+# In every heartbeat, and seldom other than in the last one.
+_SHARED = {protocol.PrefillCost, protocol.DecodeCost, protocol.TierCost}
 
 # What protobuf raises for a number out of range or a text that is none, and our own.
 _REFUSALS = (UnfitError, ValueError, TypeError)
@@ -136,7 +138,7 @@ def _shape(kind: type) -> Shape:
         if one.form in (Form.NESTED, Form.NESTEDS):
             _shape(one.kind)
     outside = len(names) < len(fields(kind))
-    shape = _SHAPES[kind] = Shape(kind, PROTOS[kind], parts, _SHAPES, outside)
+    shape = _SHAPES[kind] = Shape(kind, PROTOS[kind], parts, _SHAPES, outside, kind in _SHARED)
     return shape
 
 

@@ -15,11 +15,14 @@ import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from enum import Enum, IntEnum
+from functools import lru_cache
 from typing import Any
 
 from google.protobuf.message import Message
 
 from libs.controller.errors import EncodingError, LocalOnlyError
+
+_SHARED = 4_096  # values of a class that are kept
 
 
 class UnfitError(Exception):
@@ -81,14 +84,22 @@ class Shape:
     """Of one class. `tell(value)`: the arguments of its message's constructor, or UnfitError; `read(message,
     **outside)`: the value, `outside` being the fields the message does not hold itself.
 
-    `known`: the shapes of the classes it nests.
+    `known`: the shapes of the classes it nests; `outside`: there are such fields; `shared`: of values read of late,
+    equal ones are one object.
     """
 
     def __init__(
-        self, kind: type, proto: type[Message], parts: Sequence[Part], known: Mapping[type, Shape], outside: bool
+        self,
+        kind: type,
+        proto: type[Message],
+        parts: Sequence[Part],
+        known: Mapping[type, Shape],
+        outside: bool,
+        shared: bool,
     ) -> None:
         self.kind, self.proto, self.parts, self._known = kind, proto, parts, known
-        self._scope: dict[str, Any] = {"Kind": kind, "UnfitError": UnfitError}
+        made = lru_cache(_SHARED)(kind) if shared else kind
+        self._scope: dict[str, Any] = {"Kind": kind, "made": made, "UnfitError": UnfitError}
         tell, read = "\n".join(self._tell()), "\n".join(self._read(outside))
         exec(compile(f"{tell}\n{read}\n", f"<{kind.__name__} on the wire>", "exec"), self._scope)  # noqa: S102
         self.tell: Callable[[Any], dict[str, Any]] = self._scope["tell"]
@@ -150,7 +161,7 @@ class Shape:
                     item = f"tuple(sorted({item}.items()))"
             found.append(f"{one.name}={item}" if outside else item)
         yield f"def read(message{', **outside' if outside else ''}):"
-        yield f"    return Kind({', '.join([*found, *(['**outside'] if outside else [])])})"
+        yield f"    return made({', '.join([*found, *(['**outside'] if outside else [])])})"
 
     def wrong(self, value: Any, path: str) -> EncodingError | None:
         """What is wrong with a value that was refused, if anything is."""

@@ -70,6 +70,7 @@ from libs.controller.worker_table import RUNNING, TABLE, Phase, Trigger
 _ANY = -1
 
 # Phases in which the assignment no longer says anything, so that late local events are normal.
+_WAITING = frozenset({Phase.RESERVING, Phase.RESTORING, Phase.QUEUED})
 _SILENT = frozenset({Phase.VOIDED, Phase.ENDING, Phase.FENCED})
 
 
@@ -115,9 +116,9 @@ class WorkerMachine:
 
     def load(self, queue_ms: float, pages: Pages) -> Load:
         """Fresh counts around what the pool and the runtime measured."""
-        phases = Counter(state.phase for state in self._assignments.values())
-        waiting = phases[Phase.QUEUED] + phases[Phase.RESTORING] + phases[Phase.RESERVING]
-        return Load(queue_ms, len(self._assignments), phases[Phase.DECODING], waiting, pages)
+        phases = [state.phase for state in self._assignments.values()]
+        waiting = sum(phase in _WAITING for phase in phases)
+        return Load(queue_ms, len(phases), phases.count(Phase.DECODING), waiting, pages)
 
     # --- events ---
 

@@ -38,6 +38,8 @@ class Phase(Enum):
     FENCED = "fenced"  # cancelled, operation not yet quiesced
     GONE = "gone"
 
+    __hash__ = object.__hash__  # a member is one object: by default its name is hashed anew each time
+
 
 class Trigger(Enum):
     """What an event means for its assignment."""
@@ -55,6 +57,8 @@ class Trigger(Enum):
     QUIESCED = "quiesced"
     CANCEL = "cancel"  # by the router, or the grace period's end
     TUNNEL_LOST = "tunnel-lost"
+
+    __hash__ = object.__hash__  # a member is one object: by default its name is hashed anew each time
 
 
 _P, _T = Phase, Trigger
