@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from libs.contracts.segue.v1 import common_pb2, router_pb2, worker_pb2
 from libs.controller import protocol
+from libs.controller.catalog_facts import Chunk, Node
 from libs.controller.errors import EncodingError, LocalOnlyError, WireError
-from libs.controller.protocol import AssignmentId, Delta, Heartbeat, Offer, Tier, UnknownMessage
+from libs.controller.protocol import AssignmentId, Delta, Heartbeat, Offer, Tier, TierCost, UnknownMessage
 from libs.controller.router_effects import TimerId, TimerKind
 from libs.controller.wire import AttachCodec, TunnelCodec
 from libs.controller.wire_fields import PROTOS, from_proto, to_proto
@@ -127,6 +128,14 @@ def test_every_attach_message(kind: type, data: st.DataObject) -> None:
         assert codec.decode(codec.encode(value)) == value
 
 
+def a_node(start: Any) -> Node:
+    return Node(Chunk("ab" * 32, "cd" * 32, start, 256))
+
+
+def biased(*pairs: Any) -> protocol.GenerationRequest:
+    return replace(an_offer().request, sampling=protocol.Sampling(logit_bias=pairs))
+
+
 class Handle(int):
     """A device handle that looks like a number."""
 
@@ -143,6 +152,8 @@ class Handle(int):
         (replace(an_offer(), request=replace(an_offer().request, model=b"m")), "Offer.request.model"),
         (replace(an_offer(), candidate=replace(an_offer().candidate, tier=3)), "Offer.candidate.tier"),
         (replace(an_offer(), chain=(memoryview(b"x"),)), "Offer.chain[0]"),
+        (replace(an_offer(), chain=(a_node(start="0"),)), "Offer.chain[0].chunk.start"),
+        (replace(an_offer(), request=biased((1, 2.0), (3, "x"))), "Offer.request.sampling.logit_bias[1]"),
         (TimerId(TimerKind.OFFER, "r", 1), "TunnelMessage.TimerId"),
         (protocol.CancelRequest("r"), "TunnelMessage.CancelRequest"),
         (bytearray(b"tensor"), "TunnelMessage.bytearray"),
@@ -169,12 +180,22 @@ def test_the_attach_side_refuses_too(value: Any) -> None:
         (Delta(AssignmentId("r", 1), 1, 2**32, (1,)), "Delta.index"),
         (Delta(AssignmentId("r", 1), 1, 0, (-1,)), "Delta.tokens"),
         (Delta(AssignmentId("r\ud800", 1), 1, 0, (1,)), "Delta.assignment.request_id"),
+        (replace(an_offer(), chain=(a_node(start=0), a_node(start=-1))), "Offer.chain[1].chunk.start"),
+        (replace(an_offer(), request=biased((-1, 2.0))), "Offer.request.sampling.logit_bias"),
+        (Heartbeat("w", 1, 1, tiers=(TierCost(Tier.RAM, 1.0, 1.0, 2**32),)), "Heartbeat.tiers[0].break_even_tokens"),
     ],
 )
 def test_what_a_field_cannot_hold_is_named(value: Any, field: str) -> None:
     with pytest.raises(EncodingError) as caught:
         TunnelCodec().encode(value)
     assert caught.value.field == field
+
+
+def test_whole_numbers_stand_in_fields_of_fractions() -> None:
+    codec = TunnelCodec()
+    beat = Heartbeat("w", 1, 1, tiers=(TierCost(Tier.RAM, 1, 2),))
+    heard = codec.decode(codec.encode(beat))
+    assert isinstance(heard, Heartbeat) and type(heard.tiers[0].latency_ms) is float and heard == beat
 
 
 def test_unknown_messages_pass_through_unharmed_and_counted() -> None:
