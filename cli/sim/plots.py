@@ -112,7 +112,9 @@ def _figure(heights: Sequence[float]) -> tuple[Any, Any]:
 
 def _shares(axis: Any, ttft_ms: Iterable[float], label: str) -> None:
     ordered = sorted(ttft_ms)
-    axis.plot(ordered, [(place + 1) / len(ordered) for place in range(len(ordered))], label=label)
+    shares = [place / len(ordered) for place in range(len(ordered) + 1)] if ordered else []
+    axis.step([*ordered[:1], *ordered], shares, where="post", label=label)
+    axis.set_ylim(0.0, 1.02)
     axis.set_xlabel("time to first token, ms")
     axis.set_ylabel("share of requests")
 

@@ -43,7 +43,7 @@ def figures(world: World, failure: Failure | None) -> dict[str, Figure]:
     busy: dict[str, float] = {}
     computed: Counter[str] = Counter()
     for name, worker in world.workers.items():
-        busy[name] = sum(span.ended_ms - span.began_ms for span in worker.spans)
+        busy[name] = sum((span.ended_ms - span.began_ms for span in worker.spans), 0.0)
         found[f"worker.{name}.busy_ms"] = round(busy[name], 3)
         found[f"worker.{name}.served"] = float(served[name])
         computed.update(worker.prefills)

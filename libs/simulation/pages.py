@@ -34,6 +34,8 @@ class State(Enum):
     RESIDENT = "resident"
     EVICTING = "evicting"
 
+    __hash__ = object.__hash__  # a member is one object: by default its name is hashed anew each time
+
 
 class PagesShortError(Exception):
     """An accepted assignment asks for more than was reserved for it."""
