@@ -18,7 +18,7 @@ from libs.controller import table as rows
 from libs.controller.knobs import PolicyKnobs
 from libs.controller.protocol import GenerationRequest
 from libs.controller.residency import ResidencyIndex, bits, key_of
-from libs.controller.sources import Link, Sources
+from libs.controller.sources import Shared, Sources
 from libs.controller.table import Flags, Floats, Hashes, Ints, Table
 
 _COMING = 4  # boundaries of running prefills that are tried at one worker, the longest
@@ -55,13 +55,12 @@ class Prefixes:
         request: GenerationRequest,
         chain: chains.Chain,
         keys: Sequence[int],
-        links: Sequence[Link],
         sources: Sources,
         index: ResidencyIndex,
         knobs: PolicyKnobs,
     ) -> None:
         """One pass over the chain, from the longest boundary down."""
-        self._find_lower(links, sources)
+        self._find_lower(sources)
         runs = self._find_resident(chain, keys, index)
         if index.tail_ends:
             self._find_tails(request, chain, runs[: knobs.tail_parents], index)
@@ -69,17 +68,17 @@ class Prefixes:
         for slot, boundaries in self.coming.items():
             self.own[slot] = max(self.own[slot], max(boundaries)[0])
 
-    def _find_lower(self, links: Sequence[Link], sources: Sources) -> None:
+    def _find_lower(self, sources: Sources) -> None:
         """By the catalog's nodes, whose tail may lie inside the chain's next chunk."""
-        seen, last, held = 0, 0, sources.local()
-        for position in range(len(held) - 1, -1, -1):
-            holders = held[position]
-            if holders is not last and holders:
-                last = holders
-                fresh = holders & ~seen
-                if fresh:
-                    _assign(self.own, fresh, links[position].end)
-                    seen |= fresh
+        seen = 0
+        for run in reversed(sources.runs):
+            fresh = 0
+            for holders in (*run.memory, *run.disks):
+                fresh |= holders
+            fresh &= ~seen
+            if fresh:
+                _assign(self.own, fresh, sources.ends[run.last])
+                seen |= fresh
 
     def _find_resident(self, chain: chains.Chain, keys: Sequence[int], index: ResidencyIndex) -> list[tuple[str, int]]:
         """Returns the chunks where somebody's run ends."""
@@ -134,21 +133,22 @@ class Prefixes:
 
 def feasible(serving: Flags, table: Table, wanted: int) -> Verdict[Flags]:
     """Who may run a sequence of `wanted` tokens, pages that are free now apart."""
-    values = table.rows
-    draining = serving & (values[rows.DRAINING] > 0)
-    left = serving & ~draining
-    context = left & (values[rows.CONTEXT] > 0) & (values[rows.CONTEXT] < wanted)
-    left &= ~context
-    pages = values[rows.TOTAL]
-    paged = values[rows.PAGE] > 0
-    large = left & paged & (pages > 0) & (np.ceil(wanted / np.maximum(values[rows.PAGE], 1.0)) > pages)
-    left &= ~large
-    out = {
-        reason: count
-        for reason, flags in (("draining", draining), ("context", context), ("too-large", large))
-        if (count := int(np.count_nonzero(flags)))
-    }
-    return Verdict(left, out, int(np.count_nonzero(serving)))
+    values, served = table.rows, int(np.count_nonzero(serving))
+    draining = values[rows.DRAINING] > 0
+    context = values[rows.CONTEXT] < wanted
+    large = values[rows.LARGEST] < wanted
+    unable = draining | context | large
+    left = serving & ~unable
+    out: dict[str, int] = {}
+    if np.count_nonzero(left) < served:
+        context = serving & context & ~draining
+        large = serving & large & ~draining & ~context
+        out = {
+            reason: count
+            for reason, flags in (("draining", serving & draining), ("context", context), ("too-large", large))
+            if (count := int(np.count_nonzero(flags)))
+        }
+    return Verdict(left, out, served)
 
 
 def considered(
@@ -160,61 +160,57 @@ def considered(
     wanted: int,
     now_ms: float,
     knobs: PolicyKnobs,
-) -> Verdict[list[int]]:
-    """The slots worth scoring exactly: the best by their bound of those that hold something, and of the others."""
-    bound = _bounds(own, table, sources, len(request.tokens), now_ms, knobs)
-    values = table.rows
+) -> Verdict[list[tuple[float, int]]]:
+    """The slots worth scoring exactly, with their bounds, ascending: the best of those that hold something, and of the
+    others.
+    """
+    slots = np.nonzero(able)[0]
+    if len(slots) <= knobs.considered_others:
+        return Verdict([(0.0, slot) for slot in slots.tolist()], {})
     near = able & (own > 0)
     far = able & ~near
-    room = values[rows.FREE] + values[rows.EVICTABLE]
-    counted = (values[rows.PAGE] > 0) & (values[rows.TOTAL] > 0)
-    full = far & counted & (np.ceil(wanted / np.maximum(values[rows.PAGE], 1.0)) > room)
-    out = {}
+    full = far & (table.rows[rows.ROOM] < wanted)
+    out: dict[str, int] = {}
     count = int(np.count_nonzero(full))
     if count:
         out["capacity"] = count
         far &= ~full
-    draw, drawn = table.hashes, np.uint64(policy.name_hash(request.request_id))
-    chosen: list[int] = []
+    bound = _bounds(own, table, sources.shared(), len(request.tokens), now_ms)
+    draws, drawn = table.hashes, np.uint64(policy.name_hash(request.request_id))
+    chosen: list[tuple[float, int]] = []
     for group, most in ((near, knobs.considered), (far, knobs.considered_others)):
         slots = np.nonzero(group)[0]
         over = len(slots) - most
         if over > 0:
             out["bound"] = out.get("bound", 0) + over
-            slots = slots[_least(bound[slots], draw[slots] ^ drawn, most, knobs)]
-        chosen += slots.tolist()
-    return Verdict(chosen, out)
+            slots = slots[_least(bound[slots], draws[slots] ^ drawn, most, knobs)]
+        chosen += zip(bound[slots].tolist(), slots.tolist(), strict=True)
+    return Verdict(sorted(chosen), out)
 
 
-def _bounds(own: Ints, table: Table, sources: Sources, length: int, now_ms: float, knobs: PolicyKnobs) -> Floats:
-    values = table.rows
-    per_token = (table.prefill(length) + values[rows.STRETCH]) * values[rows.BY_PREFILL]
+def _bounds(own: Ints, table: Table, shared: Shared | None, length: int, now_ms: float) -> Floats:
+    values, per_token = table.rows, table.per_token(length)
     wait = np.maximum(values[rows.IDLE_AT] - now_ms, 0.0) * values[rows.BY_QUEUE]
-    first = values[rows.FIRST] * values[rows.BY_FIRST]
-    bound: Floats = wait + (length - own) * per_token + first
-    shared = sources.shared()
+    base = wait + values[rows.FIRST]
+    bound: Floats = base + (length - own) * per_token
     if shared is None:
         return bound
-    by_restore, boundary = values[rows.BY_RESTORE], shared.boundary
-    each = shared.size / boundary  # bytes a token
-    gap = boundary - np.minimum(own, boundary)
-    latency, per_byte = np.full(table.size, np.inf), np.full(table.size, np.inf)
-    for tier in shared.tiers:
-        may = (values[rows.ORDER + tier] < rows.NO_WAY) & (gap >= values[rows.BREAK_EVEN + tier])
-        np.minimum(latency, values[rows.LATENCY + tier], out=latency, where=may)
-        np.minimum(per_byte, values[rows.PER_BYTE + tier], out=per_byte, where=may)
-    may = np.isfinite(per_byte) & (gap > 0)
-    latency, per_byte = np.where(may, latency, 0.0), np.where(may, per_byte, 1.0)
-    # All that is shared; or as much of it as comes while the request waits anyhow.
-    # (Rows of nobody hold zeros.)
-    hidden = np.clip((wait / np.maximum(by_restore, 1e-12) - latency) / np.maximum(per_byte * each, 1e-12), 0.0, gap)
-    for tokens in (gap, hidden):
-        load = (latency + tokens * each * per_byte) * by_restore
-        stage = (values[rows.LATENCY + _GPU] + tokens * each * values[rows.PER_BYTE + _GPU]) * by_restore
-        prefill = (length - (boundary - gap) - tokens) * per_token
-        cost = np.maximum(wait, load) + (stage + prefill) + first
-        np.minimum(bound, np.where(may, cost, np.inf), out=bound)
-    return bound
+    boundary, each = shared.boundary, shared.size / shared.boundary  # bytes a token
+    gap = np.maximum(boundary - own, 0)
+    latency, per_byte, *more = [values[row + tier] for tier in shared.tiers for row in (rows.LATENCY, rows.PER_BYTE)]
+    may = gap >= values[rows.BREAK_EVEN + shared.tiers[0]]
+    if more:
+        latency, per_byte = np.minimum(latency, more[0]), np.minimum(per_byte, more[1])
+        may |= gap >= values[rows.BREAK_EVEN + shared.tiers[1]]
+    may &= gap > 0
+    # All that is shared; or as much of it as comes while the request waits anyhow. (Rows of nobody hold zeros.)
+    late, load = latency - wait, per_byte * each + 1e-12
+    stage = values[rows.PER_BYTE + _GPU] * each - per_token  # what a token costs that is restored while that is hidden
+    floor = base + values[rows.LATENCY + _GPU] + (length - boundary + gap) * per_token
+    hidden = np.minimum(np.maximum(-late / load, 0.0), gap)
+    whole = np.maximum(late + gap * load, 0.0) + gap * stage
+    part = np.maximum(late + hidden * load, 0.0) + hidden * stage
+    return np.where(may, np.minimum(bound, floor + np.minimum(whole, part)), bound)
 
 
 def _least(bounds: Floats, draws: Hashes, most: int, knobs: PolicyKnobs) -> Ints:

@@ -29,17 +29,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-import numpy as np
-
 from libs.continuation import chain as chains
 from libs.controller import bounds, policy
 from libs.controller.bounds import Prefixes
 from libs.controller.catalog_facts import Model, Node
+from libs.controller.corrections import Correction
 from libs.controller.demand import pages_needed
-from libs.controller.fleet import Fleet
+from libs.controller.fleet import Fleet, WorkerView
 from libs.controller.knobs import PolicyKnobs
 from libs.controller.peers import Named
-from libs.controller.protocol import Candidate, GenerationRequest, Pruned, RankedCandidate
+from libs.controller.protocol import Candidate, GenerationRequest, Heartbeat, Pruned, RankedCandidate
 from libs.controller.residency import key_of
 from libs.controller.router_events import Obstacle, ObstacleKind, Plan
 from libs.controller.sources import Link, Sources
@@ -47,6 +46,8 @@ from libs.controller.ways import Way, Ways
 
 _NOWHERE = "0" * 64  # the salt of no tenant
 _T = TypeVar("_T")
+_Known = tuple[WorkerView, Heartbeat, Correction, int, int]
+"""Of a worker: its view, the view's heartbeat, its correction, free pages, tokens a page."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +88,10 @@ def plan(
     pruned: Counter[str] = Counter()
     served = Counter[str]()  # workers of any of the variants, by what came of them
     planned = [_Planning(request, entry, fleet, now_ms, knobs, pruned, served) for entry in variants]
-    made = [(one, found) for one in planned if (found := one.ways()) is not None]
     # Who is to be avoided comes last whatever it would take: then all are looked at.
     most = knobs.ranked if not avoid else None
-    ways = [(one, way) for one, found in made for way in found.best(most)]
+    made = [(one, found) for one in planned if (found := one.ways(most)) is not None]
+    ways = [(one, way) for one, found in made for way in found.best()]
     shunned = frozenset(avoid)
     scores = []
     for one, way in ways:
@@ -99,7 +100,7 @@ def plan(
             (worker in shunned, way.ttft_ms, worker, int(way.tier), way.boundary, one.entry.model.fingerprint)
         )
     best = policy.order(request.request_id, scores, knobs)[: knobs.ranked]
-    pruned["rank"] += sum(found.count for _, found in made) - len(best)
+    pruned["rank"] += sum([len(found.found) for _, found in made]) - len(best)
     counts = tuple([Pruned(reason, pruned[reason]) for reason in sorted(pruned) if pruned[reason]])
     if best:
         ranked = tuple([ways[index][0].option(ways[index][1]) for index in best])
@@ -145,32 +146,33 @@ class _Planning:
         self.sources = Sources(self.links, entry.model.groups, self.index)
         self.named = Named(self.links, entry.model.groups, fleet, knobs)
         self.prefixes = Prefixes(self.table.size)
-        self.keys = keys = tuple([key_of(node.hash) for node in entry.chain.chunks])
-        ends = tuple([node.end for node in entry.chain.chunks])
-        fleet.planned(request.request_id, entry.model.fingerprint, (keys, ends))
+        chunks = entry.chain.chunks
+        if len(self.links) == len(chunks) and entry.tail is None:
+            self.keys, ends = tuple([link.key for link in self.links]), tuple(self.sources.ends)
+        else:
+            self.keys, ends = tuple([key_of(node.hash) for node in chunks]), tuple([node.end for node in chunks])
+        self._workers: dict[int, _Known] = {}
+        fleet.planned(request.request_id, entry.model.fingerprint, (self.keys, ends))
 
-    def ways(self) -> Ways | None:
-        """The best of every tier of every worker that is scored."""
+    def ways(self, most: int | None) -> Ways | None:
+        """The best of every tier of every worker that is scored; None where nobody serves the model."""
         serving = self.table.serving(self.entry.model.fingerprint)
         if serving is None:
             return None
-        self.prefixes.find(self.request, self.entry.chain, self.keys, self.links, self.sources, self.index, self.knobs)
-        able = self._counted(bounds.feasible(serving, self.table, self.wanted))
-        own, table, sources = self.prefixes.own, self.table, self.sources
+        request, now_ms, knobs, table, sources = self.request, self.now_ms, self.knobs, self.table, self.sources
+        prefixes = self.prefixes
+        prefixes.find(request, self.entry.chain, self.keys, sources, self.index, knobs)
+        able = self._counted(bounds.feasible(serving, table, self.wanted))
         slots = self._counted(
-            bounds.considered(able, own, table, sources, self.request, self.wanted, self.now_ms, self.knobs)
+            bounds.considered(able, prefixes.own, table, sources, request, self.wanted, now_ms, knobs)
         )
-        if not slots:
-            return None
-        found = Ways(
-            self.table, np.array(slots, np.int64), self.prefixes, self.length, self.wanted, self.now_ms, self.knobs
-        )
-        found.resident()
-        if self.sources.any:
-            found.restored(self.sources, self.request.processed)
+        found = Ways(table, prefixes, sources, self.length, self.wanted, request.processed, now_ms, knobs, most)
+        found.look_at(slots)
+        if len(slots) > found.looked_at:
+            self.pruned["bound"] += len(slots) - found.looked_at
         for reason, count in found.pruned.items():
             self.pruned[reason] += count
-        unable = len(slots) - found.able
+        unable = found.looked_at - found.able
         self.served["capacity"] += unable
         self.served["feasible"] -= unable
         return found
@@ -197,47 +199,53 @@ class _Planning:
             links.append(places.link(tail))
         else:
             links += [
-                Link(bare.hash, key_of(bare.hash), bare.parent, bare.start, bare.end)
-                for bare in entry.chain.chunks[len(known) :]
+                places.bare(bare.hash, bare.parent, bare.start, bare.end) for bare in entry.chain.chunks[len(known) :]
             ]
         return links
 
     def worker(self, way: Way) -> str:
         """Its worker's name."""
-        return self.index.names[way.slot]
+        return self.index.names[way.terms.slot]
 
     def option(self, way: Way) -> RankedCandidate:
         """The way as a candidate."""
-        view = self.fleet.view(self.index.names[way.slot])
-        assert view is not None  # the table's slots are the fleet's views
-        heartbeat, ratio, terms = view.heartbeat, self.fleet.corrections.of(view.worker), way.terms
-        compute = self.length - way.boundary
-        raw = policy.predicted_ms(
-            terms.queue_ms, way.load_ms, way.restore_ms, compute * terms.prefill_ms, terms.first_ms
-        )
-        page_tokens = max(1, heartbeat.page_tokens)
-        name = self.links[way.link].name if way.link >= 0 else way.name
+        terms, compute = way.terms, self.length - way.boundary
+        view, heartbeat, ratio, free, page_tokens = self._known(terms.slot)
+        prefill_ms = compute * terms.prefill_ms / ratio.prefill
+        raw = max(terms.wait_ms, way.load_ms / ratio.restore) + way.restore_ms / ratio.restore
+        raw += prefill_ms + terms.first_ms / ratio.first
+        restored = way.link >= 0
         candidate = Candidate(
-            view.worker,
+            heartbeat.worker,
             heartbeat.epoch,
             self.entry.model.fingerprint,
             way.tier,
             way.boundary,
-            way.size,
-            terms.queue_ms * ratio.queue,
-            way.load_ms * ratio.restore,
-            way.restore_ms * ratio.restore,
+            int(way.size),
+            terms.queue_ms,
+            way.load_ms,
+            way.restore_ms,
             compute,
-            terms.prefill_ms * ratio.prefill,
-            terms.first_ms * ratio.first,
+            terms.prefill_ms,
+            terms.first_ms,
             way.ttft_ms,
             way.ttft_ms / raw if raw > 0 else 1.0,
             heartbeat.page_tokens,
-            view.free_pages,
+            free,
             view.load.pages.evictable,
             pages_needed(self.length, self.request.max_new_tokens, page_tokens, way.resident),
             heartbeat.max_context,
-            name,
+            self.links[way.link].name if restored else way.name,
         )
-        chain = self.named.nodes(way.begin, way.link + 1, way.slot) if way.link >= 0 else ()
-        return RankedCandidate(candidate, chain, terms.queue_ms)
+        chain = self.named.nodes(way.begin, way.link + 1, terms.slot) if restored else ()
+        return RankedCandidate(candidate, chain, terms.wait_ms)
+
+    def _known(self, slot: int) -> _Known:
+        """What all ways of one worker share."""
+        found = self._workers.get(slot)
+        if found is None:
+            view = self.fleet.view(self.index.names[slot])
+            assert view is not None  # the table's slots are the fleet's views
+            heartbeat, ratio = view.heartbeat, self.fleet.corrections.of(view.worker)
+            found = self._workers[slot] = (view, heartbeat, ratio, view.free_pages, max(1, heartbeat.page_tokens))
+        return found

@@ -13,9 +13,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from libs.controller import smoothing
+from libs.controller.corrections import Corrections
 from libs.controller.discovery import Forgotten, Observed
 from libs.controller.knobs import POLICY_KNOBS, PolicyKnobs
-from libs.controller.policy import Corrections, work_ms
+from libs.controller.policy import decode_cost, prefill_cost, work_ms
 from libs.controller.protocol import (
     AssignmentId,
     Candidate,
@@ -96,6 +97,7 @@ class Fleet:
         self._booked: dict[AssignmentId, str] = {}
         self._table = Table(knobs)
         self._stale: set[str] = set()  # workers whose columns are
+        self._moved: set[str] = set()  # and of which only queue and free pages are others
         self._chains: dict[tuple[str, str], Boundaries] = {}
 
     def view(self, worker: str) -> WorkerView | None:
@@ -115,12 +117,16 @@ class Fleet:
         if self.corrections.changed:
             self._stale |= self.corrections.changed
             self.corrections.changed.clear()
-        if self._stale:
-            for worker in self._stale:
-                view = self._views.get(worker)
-                if view is not None:
-                    self._table.write(self.index.slot(worker), view, self.corrections.of(worker))
-            self._stale.clear()
+        for worker in self._stale:
+            view = self._views.get(worker)
+            if view is not None:
+                self._table.write(self.index.slot(worker), view, self.corrections.of(worker))
+        for worker in self._moved - self._stale:
+            view = self._views.get(worker)
+            if view is not None:
+                self._table.moved(self.index.slot(worker), view)
+        self._stale.clear()
+        self._moved.clear()
         return self._table
 
     def planned(self, request_id: str, fingerprint: str, boundaries: Boundaries) -> None:
@@ -216,17 +222,18 @@ class Fleet:
             case Unbooked():
                 self._unbook(effect.assignment)
             case Measured():
-                self.corrections.learn(effect.candidate, effect.timings)
-                self._went(effect.candidate.worker, effect.way_ms)
+                measured = self._views.get(effect.candidate.worker)
+                if measured is not None and measured.heartbeat.epoch == effect.candidate.epoch:
+                    units = prefill_cost(measured.prefill, 1, self.knobs), decode_cost(measured.decode, 1, self.knobs)
+                    self.corrections.learn(effect.candidate, effect.timings, *units)
+                    self._went(measured, effect.way_ms)
 
-    def _went(self, worker: str, way_ms: float) -> None:
+    def _went(self, view: WorkerView, way_ms: float) -> None:
         """What passes between offer and first token outside the worker counts to the first token from now on."""
-        view = self._views.get(worker)
-        if view is not None:
-            known = way_ms if view.way_ms is None else view.way_ms
-            view.way_ms = known + self.knobs.way_share * (way_ms - known)
-            view.decode = _farther(view.steps, view.way_ms or 0.0)
-            self._stale.add(worker)
+        known = way_ms if view.way_ms is None else view.way_ms
+        view.way_ms = known + self.knobs.way_share * (way_ms - known)
+        view.decode = _farther(view.steps, view.way_ms)
+        self._stale.add(view.worker)
 
     def _unbook(self, assignment: AssignmentId) -> None:
         view = self._views.get(self._booked.pop(assignment, ""))
@@ -279,8 +286,8 @@ class Fleet:
         for booking in view.bookings.values():  # in the order in which they were made
             idle_at = max(idle_at, booking.booked_ms) + booking.work_ms
         view.idle_at_ms = idle_at
-        view.booked_pages = sum(booking.pages for booking in view.bookings.values())
-        self._stale.add(view.worker)
+        view.booked_pages = sum([booking.pages for booking in view.bookings.values()])
+        self._moved.add(view.worker)
 
     def _drop(self, worker: str) -> None:
         view = self._views.pop(worker)

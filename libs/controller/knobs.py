@@ -53,6 +53,8 @@ class PolicyKnobs:
     ranked: int = 24  # candidates kept after pruning
     correction_alpha: float = 0.01  # share of the sums of measured and predicted times that a new pair replaces
     correction_prior_ms: float = 1_000.0  # of right predictions that a worker is thought to have made before its first
+    correction_prior_noise: float = 0.3  # by what share that is thought to be wrong all the same
+    correction_doubt: float = 3.0  # standard deviations by which a worker must differ from its like to be believed
     correction_low: float = 0.6  # bounds of a correction
     correction_high: float = 1.6
     correction_floor_ms: float = 1.0  # predictions smaller than this teach nothing

@@ -96,8 +96,8 @@ def _bare(link: Link) -> Node:
 
 def _with(node: Node, link: Link, peers: _Peers) -> Node:
     """Those that the catalog names itself are not named twice."""
-    if any([disks & peers.slots for disks in link.disks.values()]):
-        named = [replica for slot, replica in peers.replicas if not link.disks.get(replica.group, 0) >> slot & 1]
+    if any([disks & peers.slots for disks in link.held.disks.values()]):
+        named = [replica for slot, replica in peers.replicas if not link.held.disks.get(replica.group, 0) >> slot & 1]
     else:
         named = [replica for _, replica in peers.replicas]
     return Node(node.chunk, (*node.replicas, *named)) if named else node

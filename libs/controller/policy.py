@@ -3,10 +3,7 @@
     ttft = max(queue, load) + restore + compute · prefill per token + first token            (controller.md)
 
 Loading a lower tier runs off the device loop and overlaps the queue, hence the maximum. Every cost is what the worker
-itself has measured. What it measures wrong persistently is corrected by the ratio measured/predicted, fading sums per
-worker and term, bounded, and frozen while the predicted queue is an overload's: then it is the queue that is
-mispredicted, and learning would blame the worker. Terms: queue, restore (load and restore to device as the worker
-measures them), prefill, first token.
+itself has measured, and what it measures wrong persistently is corrected (`corrections`).
 
 Candidates within 1 % or 2 ms of the best are ordered by rendezvous hash of (request id, worker): deterministic and
 replayable, and two routers with one snapshot do not herd.
@@ -15,89 +12,17 @@ replayable, and two routers with one snapshot do not herd.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 
 from blake3 import blake3
 
+from libs.controller.corrections import Correction
 from libs.controller.knobs import POLICY_KNOBS, PolicyKnobs
-from libs.controller.protocol import Candidate, DecodeCost, PrefillCost, RankedCandidate, TierCost, Timings
+from libs.controller.protocol import Candidate, DecodeCost, PrefillCost, RankedCandidate, TierCost
 
 _WORD = 2**64 - 1
 MIX_ADD, MIX_FIRST, MIX_SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
-
-
-@dataclass(slots=True)
-class Correction:
-    """Measured/predicted ratios of one worker."""
-
-    queue: float = 1.0
-    restore: float = 1.0
-    prefill: float = 1.0
-    first: float = 1.0
-
-
-class Corrections:
-    """By worker; an unknown one is taken at its word."""
-
-    def __init__(self, knobs: PolicyKnobs = POLICY_KNOBS) -> None:
-        self.knobs = knobs
-        self.changed: set[str] = set()  # workers whose ratios are not what they were when this was last emptied
-        self._by_worker: dict[str, Correction] = {}
-        self._sums: dict[str, tuple[_Sums, ...]] = {}
-
-    def of(self, worker: str) -> Correction:
-        """The worker's ratios, to read."""
-        return self._by_worker.get(worker, _NEUTRAL)
-
-    def forget(self, worker: str) -> None:
-        """A new process measures anew."""
-        self._by_worker.pop(worker, None)
-        self._sums.pop(worker, None)
-        self.changed.add(worker)
-
-    def learn(self, candidate: Candidate, timings: Timings) -> None:
-        """One completed attempt. Predictions in `candidate` carry the corrections they were made with."""
-        if candidate.queue_ms > self.knobs.overload_queue_ms:
-            return
-        worker = candidate.worker
-        entry = self._by_worker.setdefault(worker, Correction())
-        sums = self._sums.get(worker)
-        if sums is None:
-            sums = self._sums[worker] = tuple(_Sums(self.knobs.correction_prior_ms) for _ in range(4))
-        queue, restore, prefill, first = sums
-        self.changed.add(worker)
-        # A wait that a load hides is not waited.
-        waited = max(0.0, candidate.queue_ms - candidate.load_ms)
-        entry.queue = self._next(queue, entry.queue, waited, timings.queue_ms)
-        entry.restore = self._next(restore, entry.restore, candidate.load_ms + candidate.restore_ms, timings.restore_ms)
-        predicted = candidate.compute_tokens * candidate.prefill_ms_per_token
-        entry.prefill = self._next(prefill, entry.prefill, predicted, timings.prefill_ms)
-        entry.first = self._next(first, entry.first, candidate.first_token_ms, timings.first_token_ms)
-
-    def _next(self, sums: _Sums, ratio: float, predicted_ms: float, measured_ms: float) -> float:
-        knobs = self.knobs
-        if predicted_ms < knobs.correction_floor_ms or measured_ms <= 0:
-            return ratio
-        kept = 1 - knobs.correction_alpha
-        # The prediction contains the old ratio.
-        sums.predicted_ms = kept * sums.predicted_ms + predicted_ms / ratio
-        sums.measured_ms = kept * sums.measured_ms + measured_ms
-        return min(knobs.correction_high, max(knobs.correction_low, sums.measured_ms / sums.predicted_ms))
-
-
-class _Sums:
-    """Measured and uncorrected predicted ms, older ones fading. The ratio of sums, since of short times the ratio says
-    little: a prompt of ten tokens that shares its iteration takes twenty times as long as by itself.
-    """
-
-    __slots__ = ("measured_ms", "predicted_ms")
-
-    def __init__(self, prior_ms: float) -> None:
-        self.measured_ms = self.predicted_ms = prior_ms
-
-
-_NEUTRAL = Correction()
 
 
 def predicted_ms(queue_ms: float, load_ms: float, restore_ms: float, prefill_ms: float, first_token_ms: float) -> float:

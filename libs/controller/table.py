@@ -7,39 +7,44 @@ the last plan; a free slot serves no model and so is never looked at.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from libs.controller.corrections import Correction
 from libs.controller.knobs import PolicyKnobs
-from libs.controller.policy import Correction, decode_cost, name_hash, prefill_cost
+from libs.controller.policy import decode_cost, name_hash, prefill_cost
 from libs.controller.protocol import DecodeCost, Heartbeat, Load, PrefillCost, Tier, TierCost
 
 Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
 Hashes = npt.NDArray[np.uint64]
+Places8 = npt.NDArray[np.int8]
 
-# Rows. Times in ms; pages of the largest layer group; 0 = not said, as in the heartbeat.
-IDLE_AT, STRETCH, FIRST = (
-    0,
-    1,
-    2,
-)  # IDLE_AT: on the router's clock; STRETCH: ms longer a prompt token while lanes decode
-BY_QUEUE, BY_RESTORE, BY_PREFILL, BY_FIRST = 3, 4, 5, 6  # corrections
-FREE, EVICTABLE, TOTAL, PAGE, CONTEXT, DRAINING = 7, 8, 9, 10, 11, 12
-LATENCY, PER_BYTE, BREAK_EVEN, ORDER = 13, 18, 23, 28  # each begins a row per tier, in TIERS' order
-_ROWS = 33
+# Rows. Costs as they are believed: with their corrections. Times in ms; pages of the largest layer group.
+IDLE_AT, FIRST = range(2)  # on the router's clock; the first decode step
+BY_QUEUE, BY_RESTORE = range(
+    2, 4
+)  # corrections: of the wait from now until IDLE_AT, and, already in them, of the tiers
+FREE, EVICTABLE, TOTAL, PAGE, DRAINING = range(4, 9)
+CONTEXT, LARGEST, ROOM = range(9, 12)  # tokens of a sequence: at most, if all pages were free, with those that are
+LATENCY, PER_BYTE, BREAK_EVEN, ORDER = 12, 17, 22, 27  # each begins a row per tier, in TIERS' order
+_ROWS = 32
 
 TIERS = (Tier.RAM, Tier.SSD, Tier.PEER, Tier.OBJECT, Tier.GPU)  # the last stands for staging to device
 SOURCES = TIERS[:4]
 NO_WAY = 9.0  # the ORDER of a tier that the worker has no way to
+_NEVER = 1e30  # its latency, ms
+_ANY = math.inf  # a limit that was not said
 
 _EDGES = 64  # context lengths at which prefill costs may change, of all workers; beyond them costs are approximate
 _FIRST_SLOTS = 16
 _CHUNK_TOKENS = 256
+_BEYOND = 1 << 62  # every edge
 
 
 class View(Protocol):
@@ -62,18 +67,24 @@ class View(Protocol):
 
 
 class Table:
-    """See the module. `rows`: [row, slot]; `hashes`: of the workers' names; both as long as `size`."""
+    """See the module. `rows`: [row, slot]; `hashes`: of the workers' names; both as long as `size`.
+
+    `columns`: the same numbers by slot; `orders`: by slot, the tiers that the worker has a way to, cheapest first, as
+    places in SOURCES.
+    """
 
     def __init__(self, knobs: PolicyKnobs) -> None:
         self.knobs = knobs
         self.size = 0
+        self.columns: list[list[float]] = []
+        self.orders: list[tuple[int, ...]] = []
         self._rows: Floats = np.zeros((_ROWS, _FIRST_SLOTS))
         self._hashes: Hashes = np.zeros(_FIRST_SLOTS, np.uint64)
         self._serving: dict[str, Flags] = {}
         self._models: list[tuple[str, ...]] = []  # by slot
         self._prefill: dict[int, Floats] = {}  # up to this context: ms a token
         self._edges: list[int] = []  # its keys, ascending
-        self._tables: list[tuple[PrefillCost, ...]] = []  # by slot
+        self._terms: list[tuple[tuple[PrefillCost, ...], float, float]] = []  # by slot: costs, stretch, correction
 
     @property
     def rows(self) -> Floats:
@@ -90,12 +101,20 @@ class Table:
         found = self._serving.get(fingerprint)
         return None if found is None else found[: self.size]
 
-    def prefill(self, context: int) -> Floats:
-        """Measured ms a prompt token at this context, by slot."""
+    def per_token(self, context: int) -> Floats:
+        """Ms a prompt token at this context, stretched while lanes decode, by slot."""
         for edge in self._edges:
             if context <= edge:
                 return self._prefill[edge][: self.size]
         return self._last()[: self.size]
+
+    def moved(self, slot: int, view: View) -> None:
+        """The worker's queue or its free pages are others; all else is as it was written."""
+        column, free = self.columns[slot], view.free_pages
+        column[IDLE_AT], column[FREE] = view.idle_at_ms, free
+        if column[TOTAL]:
+            column[ROOM] = (free + column[EVICTABLE]) * column[PAGE]
+        self._rows[IDLE_AT, slot], self._rows[FREE, slot], self._rows[ROOM, slot] = column[IDLE_AT], free, column[ROOM]
 
     def write(self, slot: int, view: View, correction: Correction) -> None:
         """What is known of a worker now."""
@@ -104,32 +123,37 @@ class Table:
             self._grow()
         while slot >= len(self._models):
             self._models.append(())
-            self._tables.append(())
+            self._terms.append(((), 0.0, 1.0))
+            self.columns.append([])
+            self.orders.append(())
         self.size = max(self.size, slot + 1)
         decoding, pages = load.decoding, load.pages
         step_ms = decode_cost(view.decode, decoding, knobs) if decoding else 0.0
+        page, free = max(1, heartbeat.page_tokens), view.free_pages
         values = [
             view.idle_at_ms,
-            step_ms / max(1, knobs.prefill_budget_tokens),
-            decode_cost(view.decode, decoding + 1, knobs),
+            decode_cost(view.decode, decoding + 1, knobs) * correction.first,
             correction.queue,
             correction.restore,
-            correction.prefill,
-            correction.first,
-            view.free_pages,
+            free,
             pages.evictable,
             pages.total,
-            max(1, heartbeat.page_tokens),
-            heartbeat.max_context,
+            page,
             heartbeat.draining,
-            *costs_of(view.costs, heartbeat.bytes_per_token, knobs),
+            heartbeat.max_context or _ANY,
+            pages.total * page or _ANY,
+            (free + pages.evictable) * page if pages.total else _ANY,
+            *costs_of(view.costs, heartbeat.bytes_per_token, correction.restore, knobs),
         ]
         self._rows[:, slot] = values
+        self.columns[slot] = values
+        places = values[ORDER : ORDER + len(SOURCES)]
+        self.orders[slot] = tuple([at for place, at in sorted(zip(places, range(4), strict=True)) if place < NO_WAY])
         if self._models[slot] != heartbeat.models:
             self._serve(slot, heartbeat.models)
             self._hashes[slot] = name_hash(heartbeat.worker)
-        if self._tables[slot] != view.prefill or not view.prefill:
-            self._price(slot, view.prefill)
+        stretch_ms = step_ms / max(1, knobs.prefill_budget_tokens)
+        self._price(slot, view.prefill, stretch_ms, correction.prefill)
 
     def clear(self, slot: int) -> None:
         """The slot is free."""
@@ -146,20 +170,24 @@ class Table:
             self._serving.setdefault(fingerprint, np.zeros(self._rows.shape[1], np.bool_))[slot] = True
         self._models[slot] = models
 
-    def _price(self, slot: int, table: tuple[PrefillCost, ...]) -> None:
-        self._tables[slot] = table
+    def _price(self, slot: int, table: tuple[PrefillCost, ...], stretch_ms: float, ratio: float) -> None:
+        terms = self._terms[slot] = (table, stretch_ms, ratio)
         for bucket in table:
             if bucket.up_to_tokens not in self._prefill and len(self._edges) < _EDGES:
                 self._edge(bucket.up_to_tokens)
         for edge in self._edges:
-            self._prefill[edge][slot] = prefill_cost(table, edge, self.knobs)
-        self._last()[slot] = table[-1].ms_per_token if table else self.knobs.default_prefill_ms_per_token
+            self._prefill[edge][slot] = self._per_token(terms, edge)
+        self._last()[slot] = self._per_token(terms, _BEYOND)
 
     def _edge(self, edge: int) -> None:
         self._edges = sorted([*self._edges, edge])
         column = np.zeros(self._rows.shape[1])
-        column[: len(self._tables)] = [prefill_cost(table, edge, self.knobs) for table in self._tables]
+        column[: len(self._terms)] = [self._per_token(terms, edge) for terms in self._terms]
         self._prefill[edge] = column
+
+    def _per_token(self, terms: tuple[tuple[PrefillCost, ...], float, float], context: int) -> float:
+        table, stretch_ms, ratio = terms
+        return (prefill_cost(table, context, self.knobs) + stretch_ms) * ratio
 
     def _last(self) -> Floats:
         """Beyond every edge."""
@@ -175,13 +203,7 @@ class Table:
         self._prefill = {edge: np.concatenate([column, np.zeros(more)]) for edge, column in self._prefill.items()}
 
 
-def predicted_ms(queue: Floats, load: Floats, restore: Floats, prefill: Floats, first_token: Floats) -> Floats:
-    """`policy.predicted_ms` of each."""
-    found: Floats = np.maximum(queue, load) + restore + prefill + first_token
-    return found
-
-
-def costs_of(costs: Mapping[Tier, TierCost], bytes_per_token: int, knobs: PolicyKnobs) -> Sequence[float]:
+def costs_of(costs: Mapping[Tier, TierCost], bytes_per_token: int, ratio: float, knobs: PolicyKnobs) -> Sequence[float]:
     """Latency, ms a byte, break-even and order of each tier. Order: cheapest first by the worker's own measurements of
     one chunk's bytes; peers only where it reports what they cost: without that it has no way to them.
     """
@@ -190,12 +212,13 @@ def costs_of(costs: Mapping[Tier, TierCost], bytes_per_token: int, knobs: Policy
     for tier in TIERS:
         cost = costs.get(tier)
         unknown = cost is None or cost.bytes_per_ms <= 0
-        latency.append(knobs.default_latency_ms if cost is None or unknown else cost.latency_ms)
-        per_byte.append(1.0 / (knobs.default_bytes_per_ms if cost is None or unknown else cost.bytes_per_ms))
+        latency.append((knobs.default_latency_ms if cost is None or unknown else cost.latency_ms) * ratio)
+        per_byte.append(ratio / (knobs.default_bytes_per_ms if cost is None or unknown else cost.bytes_per_ms))
         break_even.append(0 if cost is None else cost.break_even_tokens)
         whole.append((latency[-1] + size * per_byte[-1], tier))
     order = sorted(range(len(SOURCES)), key=whole.__getitem__)
     places = [float(order.index(index)) for index in range(len(SOURCES))] + [NO_WAY]
     if Tier.PEER not in costs:
-        places[TIERS.index(Tier.PEER)] = NO_WAY
+        peer = TIERS.index(Tier.PEER)
+        places[peer], latency[peer] = NO_WAY, _NEVER
     return [*latency, *per_byte, *break_even, *places]

@@ -155,7 +155,7 @@ def test_the_best_of_every_worker_is_what_a_naive_search_finds(seed: int) -> Non
 
 
 def test_the_naive_search_notices_a_broken_window_rule(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("libs.controller.sources.first_needed", lambda group, boundaries: boundaries * 0)
+    monkeypatch.setattr("libs.controller.restores.first_needed", lambda group, boundary: 0)
     with pytest.raises(AssertionError):
         test_the_best_of_every_worker_is_what_a_naive_search_finds()
 

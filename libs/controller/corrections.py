@@ -1,0 +1,165 @@
+"""What a worker measures wrong persistently, learned from measured against predicted times. Pure.
+
+Theory of operation
+===================
+
+Per worker and term (queue, restore, prefill, first token) there are fading sums of measured and of uncorrected
+predicted ms; their ratio is the correction, bounded, and frozen while the predicted queue is an overload's: then it is
+the queue that is mispredicted, and learning would blame the worker.
+
+A ratio of a hundred measurements is itself off by a few percent. Among workers that are equally fast, the one whose
+ratio happens to be low would get every long prompt that nobody has begun; among a thousand the lowest is far off. So
+a worker is believed to differ from its like (the workers that serve the same model) only as far as its measurements
+show it. What is compared is the measured time per *nominal* ms: the worker's prediction divided by the first bucket of
+its own table, so that two workers that say different things of equal hardware can be found to be equal. The noise of
+that quotient comes from its own residuals. A deviation d from the median of the like, with noise s, is believed to be
+d · max(0, 1 - (z·s/d)²): nothing below z·s, all of what is far beyond (the non-negative garrote of Breiman, 1995). One
+slow worker among equals stays slow; where hardware is mixed, the median is between and each keeps its own.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, insort
+from dataclasses import dataclass, field
+
+from libs.controller.knobs import POLICY_KNOBS, PolicyKnobs
+from libs.controller.protocol import Candidate, Timings
+
+
+@dataclass(slots=True)
+class Correction:
+    """Measured/predicted ratios of one worker."""
+
+    queue: float = 1.0
+    restore: float = 1.0
+    prefill: float = 1.0
+    first: float = 1.0
+
+
+_NEUTRAL = Correction()
+_TERMS = ("queue", "restore", "prefill", "first")
+
+
+@dataclass(slots=True)
+class _Sums:
+    """Fading sums of one worker and term; `residual` of squares. The ratio of sums, since of short times the ratio says
+    little: a prompt of ten tokens that shares its iteration takes twenty times as long as by itself.
+    """
+
+    measured_ms: float
+    predicted_ms: float  # as the worker's own costs have it
+    nominal: float  # the same over the worker's unit
+    residual: float
+    level: float = 0.0  # measured_ms / nominal
+
+    def add(self, predicted_ms: float, measured_ms: float, unit_ms: float, kept: float) -> None:
+        """One more pair."""
+        off = measured_ms - self.measured_ms / self.predicted_ms * predicted_ms
+        self.predicted_ms = kept * self.predicted_ms + predicted_ms
+        self.measured_ms = kept * self.measured_ms + measured_ms
+        self.nominal = kept * self.nominal + predicted_ms / unit_ms
+        self.residual = kept * kept * self.residual + off * off
+        self.level = self.measured_ms / self.nominal
+
+    @property
+    def noise(self) -> float:
+        """Of the level: one standard deviation."""
+        return math.sqrt(self.residual) / self.nominal
+
+
+@dataclass(slots=True)
+class _Known:
+    """Of one worker: the like that it counts among, and its sums by term."""
+
+    like: str
+    sums: tuple[_Sums, ...]
+    correction: Correction = field(default_factory=Correction)
+
+
+class Corrections:
+    """By worker; an unknown one is taken at its word."""
+
+    def __init__(self, knobs: PolicyKnobs = POLICY_KNOBS) -> None:
+        self.knobs = knobs
+        self.changed: set[str] = set()  # workers whose ratios are not what they were when this was last emptied
+        self._known: dict[str, _Known] = {}
+        self._levels: dict[tuple[str, str], list[float]] = {}  # by like and term, ascending
+
+    def of(self, worker: str) -> Correction:
+        """The worker's ratios, to read."""
+        known = self._known.get(worker)
+        return _NEUTRAL if known is None else known.correction
+
+    def forget(self, worker: str) -> None:
+        """A new process measures anew."""
+        known = self._known.pop(worker, None)
+        if known is not None:
+            self._leave(known)
+        self.changed.add(worker)
+
+    def learn(self, candidate: Candidate, timings: Timings, prefill_unit_ms: float, first_unit_ms: float) -> None:
+        """One completed attempt. Predictions in `candidate` carry the corrections they were made with.
+
+        Units: what the worker itself says of a prompt token and of a decode step, at the least context and lanes.
+        """
+        if candidate.queue_ms > self.knobs.overload_queue_ms:
+            return
+        known = self._known_of(candidate, prefill_unit_ms, first_unit_ms)
+        self.changed.add(candidate.worker)
+        # A wait that a load hides is not waited.
+        waited = max(0.0, candidate.queue_ms - candidate.load_ms)
+        restored = candidate.load_ms + candidate.restore_ms
+        computed = candidate.compute_tokens * candidate.prefill_ms_per_token
+        self._next(known, 0, waited, timings.queue_ms, 1.0)
+        self._next(known, 1, restored, timings.restore_ms, 1.0)
+        self._next(known, 2, computed, timings.prefill_ms, prefill_unit_ms)
+        self._next(known, 3, candidate.first_token_ms, timings.first_token_ms, first_unit_ms)
+
+    def _known_of(self, candidate: Candidate, prefill_unit_ms: float, first_unit_ms: float) -> _Known:
+        known, like = self._known.get(candidate.worker), candidate.fingerprint
+        if known is None:
+            prior, doubt = self.knobs.correction_prior_ms, self.knobs.correction_prior_noise
+            units = (1.0, 1.0, prefill_unit_ms, first_unit_ms)
+            sums = tuple([_Sums(prior, prior, prior / unit, (doubt * prior) ** 2, unit) for unit in units])
+            known = self._known[candidate.worker] = _Known(like, sums)
+        elif known.like == like:
+            return known
+        else:
+            self._leave(known)
+            known.like = like
+        for term, one in zip(_TERMS, known.sums, strict=True):
+            insort(self._levels.setdefault((like, term), []), one.level)
+        return known
+
+    def _leave(self, known: _Known) -> None:
+        for term, one in zip(_TERMS, known.sums, strict=True):
+            levels = self._levels[known.like, term]
+            del levels[bisect_left(levels, one.level)]
+            if not levels:
+                del self._levels[known.like, term]
+
+    def _next(self, known: _Known, number: int, predicted_ms: float, measured_ms: float, unit_ms: float) -> None:
+        knobs, term, sums = self.knobs, _TERMS[number], known.sums[number]
+        if predicted_ms < knobs.correction_floor_ms or measured_ms <= 0:
+            return
+        levels = self._levels[known.like, term]
+        del levels[bisect_left(levels, sums.level)]
+        # The prediction contains the old ratio.
+        raw_ms = predicted_ms / getattr(known.correction, term)
+        sums.add(raw_ms, measured_ms, unit_ms, 1 - knobs.correction_alpha)
+        insort(levels, sums.level)
+        level = believed(sums.level, _median(levels), knobs.correction_doubt * sums.noise)
+        ratio = level * sums.nominal / sums.predicted_ms
+        setattr(known.correction, term, min(knobs.correction_high, max(knobs.correction_low, ratio)))
+
+
+def believed(level: float, usual: float, doubt: float) -> float:
+    """A level that is off by chance by `doubt`, where `usual` is the rule."""
+    off = level - usual
+    return usual if abs(off) <= doubt else usual + off * (1 - (doubt / off) ** 2)
+
+
+def _median(ascending: list[float]) -> float:
+    middle = len(ascending) // 2
+    return ascending[middle] if len(ascending) % 2 else (ascending[middle - 1] + ascending[middle]) / 2
