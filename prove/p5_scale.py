@@ -1,7 +1,8 @@
 """How large a fleet one router decides for: the time of a decision, the memory of the residency index, prefix matching
 beside another project's index, and a replay of a large cluster with the real policy.
 
-The replay is two cells, each a process with its own router, half of the workers and half of the requests.
+The replay is one cell: one process, one router that decides for all workers. How far it is stands on standard error.
+A decision is judged by the processor time it takes; the time on the wall, which other programs lengthen, is reported.
 """
 
 from __future__ import annotations
@@ -13,9 +14,7 @@ import random
 import sys
 import tempfile
 import time
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
-from multiprocessing import get_context
+from dataclasses import replace
 from pathlib import Path
 
 from pydantic import JsonValue
@@ -37,16 +36,16 @@ CLAIM = Claim(
     "5-scale",
     "a decision (chain of 64, 1,000 workers, 20 with residency) <= 1 ms p99 on one core; residency index of 1,000,000 "
     "chunks: memory; prefix matching >= ai-dynamo-runtime's RadixTree.find_matches (64 workers, 32-block chains, "
-    "100,000 blocks); 1,000 workers and 1,000,000 requests in <= 20 minutes on 2 cores",
+    "100,000 blocks); one cell of 1,000 workers and 1,000,000 requests in <= 20 minutes, max/mean busy <= 1.2",
     seed=54,
 )
 PEER = Path(__file__).resolve().parents[1] / ".venv-peers" / "bin" / "python"
-_CELLS = 2
 _LOAD = 0.6
 _TRACE = SHIPPED / "mooncake_synthetic_trace.jsonl"
 _COSTS = replace(DECLARED, ram_blocks=500, ssd_blocks=1_000, heartbeat_ms=2_000.0)
 """Smaller tiers, so that the simulated blocks fit this machine; heartbeats as far apart as a large fleet's."""
 _PEER_S = 300.0
+_SHOWN_S = 20.0  # between two reports of progress
 
 
 async def run(size: Size, stage: Stage | None) -> Outcome:
@@ -55,7 +54,7 @@ async def run(size: Size, stage: Stage | None) -> Outcome:
     full, checks, details = size is Size.FULL, Checks(), dict[str, JsonValue]()
     decided = await asyncio.to_thread(decisions_bench.measure, 1_000, 40 if full else 3, 25 if full else 2)
     details["decision_ms"] = {**decided}
-    checks.check("decision p99, ms", decided["p99"], 1.0, decided["p99"] <= 1.0 or not full)
+    checks.check("decision p99, ms of processor", decided["cpu_p99"], 1.0, decided["cpu_p99"] <= 1.0 or not full)
     memory = await asyncio.to_thread(_memory, 1_000_000 if full else 20_000)
     details["index"] = {**memory}
     checks.check("index, bytes a chunk", memory["bytes_per_chunk"], 200, memory["bytes_per_chunk"] <= 200 or not full)
@@ -63,6 +62,8 @@ async def run(size: Size, stage: Stage | None) -> Outcome:
     found = await asyncio.to_thread(_scale, *((1_000, 1_000_000) if full else (16, 200)))
     details["replay"] = {**found}
     checks.check("replay, minutes", found["minutes"], 20, float(str(found["minutes"])) <= 20)
+    busy = float(str(found["max_over_mean_busy"]))
+    checks.check("replay, max/mean busy", busy, 1.2, busy <= 1.2 or not full)
     return checks.outcome(details)
 
 
@@ -123,38 +124,39 @@ async def _matching(checks: Checks, details: dict[str, JsonValue], count: int) -
     checks.check("matches a second over the peer's", round(ours / theirs, 2), 1.0, ours >= theirs or count < 1_000)
 
 
-@dataclass(frozen=True)
-class _Cell:
-    workers: int
-    requests: int
-    seed: int
-
-
 def _scale(workers: int, requests: int) -> dict[str, JsonValue]:
-    began = time.perf_counter()
-    cells = [_Cell(workers // _CELLS, requests // _CELLS, seed) for seed in range(_CELLS)]
-    with ProcessPoolExecutor(_CELLS, get_context("spawn")) as pool:
-        found = list(pool.map(_cell, cells))
-    return {
-        "cells": list(found),
-        "workers": workers,
-        "requests": requests,
-        "minutes": round((time.perf_counter() - began) / 60, 2),
-    }
-
-
-def _cell(cell: _Cell) -> dict[str, JsonValue]:
-    recorded = read(_TRACE, None if cell.requests >= 10_000 else 300)
+    began, worked = time.perf_counter(), time.process_time()
+    recorded = read(_TRACE, None if requests >= 10_000 else 300)
     # Round robin in the tiers of the cell's workers, on one copy.
     factor = loaded(recorded, _LOAD, TierSet.LOCAL, 8, _COSTS)
-    rows = Copies(scaled(recorded, factor), cell.workers, cell.requests)
-    setting = Setting("segue", TierSet.LOCAL, Error.REDRAWN, cell.seed, cell.workers, _COSTS)
-    one = figures(replay(rows, setting))
+    rows = Copies(scaled(recorded, factor), workers, requests)
+    setting = Setting("segue", TierSet.LOCAL, Error.REDRAWN, CLAIM.seed, workers, _COSTS)
+    shown = 0.0
+
+    def progress(done: int) -> None:
+        nonlocal shown
+        seconds = time.perf_counter() - began
+        if seconds - shown >= _SHOWN_S:
+            shown = seconds
+            print(
+                f"  {done:,} of {requests:,} requests in {seconds:,.0f} s: "
+                f"{seconds / done * (requests - done) / 60:.1f} more minutes",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    one = figures(replay(rows, setting, progress))
     return {
         "ttft_ms": {"mean": round(one.mean, 1), "p50": round(one.p50, 1), "p99": round(one.p99, 1)},
         "hit_by_tier": {tier: round(share, 3) for tier, share in one.hit_by_tier.items()},
         "max_over_mean_busy": round(one.max_over_mean_busy, 3),
+        "max_over_mean_work": round(one.max_over_mean_work, 3),
         "decisions_per_s": round(one.decisions_per_s),
+        "workers": workers,
+        "requests": requests,
+        "minutes": round((time.perf_counter() - began) / 60, 2),
+        "processor_minutes": round((time.process_time() - worked) / 60, 2),
+        "resident_mb": round(resident_bytes(os.getpid()) / 1e6),
     }
 
 

@@ -176,14 +176,13 @@ def considered(
         out["capacity"] = count
         far &= ~full
     bound = _bounds(own, table, sources.shared(), len(request.tokens), now_ms)
-    draws, drawn = table.hashes, np.uint64(policy.name_hash(request.request_id))
     chosen: list[tuple[float, int]] = []
     for group, most in ((near, knobs.considered), (far, knobs.considered_others)):
         slots = np.nonzero(group)[0]
         over = len(slots) - most
         if over > 0:
             out["bound"] = out.get("bound", 0) + over
-            slots = slots[_least(bound[slots], draws[slots] ^ drawn, most, knobs)]
+            slots = slots[_least(bound[slots], table.hashes[slots], request.request_id, most, knobs)]
         chosen += zip(bound[slots].tolist(), slots.tolist(), strict=True)
     return Verdict(sorted(chosen), out)
 
@@ -213,7 +212,7 @@ def _bounds(own: Ints, table: Table, shared: Shared | None, length: int, now_ms:
     return np.where(may, np.minimum(bound, floor + np.minimum(whole, part)), bound)
 
 
-def _least(bounds: Floats, draws: Hashes, most: int, knobs: PolicyKnobs) -> Ints:
+def _least(bounds: Floats, names: Hashes, request_id: str, most: int, knobs: PolicyKnobs) -> Ints:
     """The `most` least; where more are within the band of the least, those the near-tie draw prefers."""
     near = np.nonzero(bounds <= policy.band_ms(float(bounds.min()), knobs))[0]
     taken = near[:0]
@@ -223,7 +222,8 @@ def _least(bounds: Floats, draws: Hashes, most: int, knobs: PolicyKnobs) -> Ints
         near = np.nonzero(bounds == last)[0]
         most -= len(taken)
     if len(near) > most:
-        near = near[np.argsort(_mixed(draws[near]), kind="stable")[:most]]
+        draws = _mixed(names[near] ^ np.uint64(policy.name_hash(request_id)))
+        near = near[np.argsort(draws, kind="stable")[:most]]
     return np.concatenate([taken, near])
 
 

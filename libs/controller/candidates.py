@@ -47,7 +47,7 @@ from libs.controller.ways import Way, Ways
 _NOWHERE = "0" * 64  # the salt of no tenant
 _T = TypeVar("_T")
 _Known = tuple[WorkerView, Heartbeat, Correction, int, int]
-"""Of a worker: its view, the view's heartbeat, its correction, free pages, tokens a page."""
+"""Of a worker: its view, the view's heartbeat, its correction, free pages, pages of the whole sequence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +210,7 @@ class _Planning:
     def option(self, way: Way) -> RankedCandidate:
         """The way as a candidate."""
         terms, compute = way.terms, self.length - way.boundary
-        view, heartbeat, ratio, free, page_tokens = self._known(terms.slot)
+        view, heartbeat, ratio, free, whole = self._known(terms.slot)
         prefill_ms = compute * terms.prefill_ms / ratio.prefill
         raw = max(terms.wait_ms, way.load_ms / ratio.restore) + way.restore_ms / ratio.restore
         raw += prefill_ms + terms.first_ms / ratio.first
@@ -233,7 +233,7 @@ class _Planning:
             heartbeat.page_tokens,
             free,
             view.load.pages.evictable,
-            pages_needed(self.length, self.request.max_new_tokens, page_tokens, way.resident),
+            max(0, whole - way.resident // (heartbeat.page_tokens or 1)),
             heartbeat.max_context,
             self.links[way.link].name if restored else way.name,
         )
@@ -247,5 +247,6 @@ class _Planning:
             view = self.fleet.view(self.index.names[slot])
             assert view is not None  # the table's slots are the fleet's views
             heartbeat, ratio = view.heartbeat, self.fleet.corrections.of(view.worker)
-            found = self._workers[slot] = (view, heartbeat, ratio, view.free_pages, max(1, heartbeat.page_tokens))
+            whole = pages_needed(self.length, self.request.max_new_tokens, max(1, heartbeat.page_tokens), 0)
+            found = self._workers[slot] = (view, heartbeat, ratio, view.free_pages, whole)
         return found

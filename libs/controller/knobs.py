@@ -50,7 +50,7 @@ class PolicyKnobs:
 
     near_tie_ratio: float = 0.01  # candidates within this share or
     near_tie_ms: float = 2.0  # this many ms of the best (the larger) are ordered by rendezvous hash
-    ranked: int = 24  # candidates kept after pruning
+    ranked: int = 16  # candidates kept after pruning
     correction_alpha: float = 0.01  # share of the sums of measured and predicted times that a new pair replaces
     correction_prior_ms: float = 1_000.0  # of right predictions that a worker is thought to have made before its first
     correction_prior_noise: float = 0.3  # by what share that is thought to be wrong all the same

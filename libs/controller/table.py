@@ -41,6 +41,7 @@ NO_WAY = 9.0  # the ORDER of a tier that the worker has no way to
 _NEVER = 1e30  # its latency, ms
 _ANY = math.inf  # a limit that was not said
 
+_PEER = SOURCES.index(Tier.PEER)
 _EDGES = 64  # context lengths at which prefill costs may change, of all workers; beyond them costs are approximate
 _FIRST_SLOTS = 16
 _CHUNK_TOKENS = 256
@@ -207,18 +208,20 @@ def costs_of(costs: Mapping[Tier, TierCost], bytes_per_token: int, ratio: float,
     """Latency, ms a byte, break-even and order of each tier. Order: cheapest first by the worker's own measurements of
     one chunk's bytes; peers only where it reports what they cost: without that it has no way to them.
     """
-    latency, per_byte, break_even, whole = [], [], [], []
-    size = max(1, bytes_per_token) * _CHUNK_TOKENS
-    for tier in TIERS:
+    latency = [knobs.default_latency_ms * ratio] * len(TIERS)
+    per_byte = [ratio / knobs.default_bytes_per_ms] * len(TIERS)
+    break_even = [0.0] * len(TIERS)
+    for at, tier in enumerate(TIERS):
         cost = costs.get(tier)
-        unknown = cost is None or cost.bytes_per_ms <= 0
-        latency.append((knobs.default_latency_ms if cost is None or unknown else cost.latency_ms) * ratio)
-        per_byte.append(ratio / (knobs.default_bytes_per_ms if cost is None or unknown else cost.bytes_per_ms))
-        break_even.append(0 if cost is None else cost.break_even_tokens)
-        whole.append((latency[-1] + size * per_byte[-1], tier))
-    order = sorted(range(len(SOURCES)), key=whole.__getitem__)
-    places = [float(order.index(index)) for index in range(len(SOURCES))] + [NO_WAY]
+        if cost is not None:
+            break_even[at] = cost.break_even_tokens
+            if cost.bytes_per_ms > 0:
+                latency[at], per_byte[at] = cost.latency_ms * ratio, ratio / cost.bytes_per_ms
+    size = max(1, bytes_per_token) * _CHUNK_TOKENS
+    ways = sorted([(latency[at] + size * per_byte[at], tier, at) for at, tier in enumerate(SOURCES)])
+    places = [NO_WAY] * len(TIERS)
+    for place, (_, _, at) in enumerate(ways):
+        places[at] = float(place)
     if Tier.PEER not in costs:
-        peer = TIERS.index(Tier.PEER)
-        places[peer], latency[peer] = NO_WAY, _NEVER
+        places[_PEER], latency[_PEER] = NO_WAY, _NEVER
     return [*latency, *per_byte, *break_even, *places]
