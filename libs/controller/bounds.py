@@ -194,22 +194,21 @@ def _bounds(own: Ints, table: Table, shared: Shared | None, length: int, now_ms:
     bound: Floats = base + (length - own) * per_token
     if shared is None:
         return bound
-    boundary, each = shared.boundary, shared.size / shared.boundary  # bytes a token
-    gap = np.maximum(boundary - own, 0)
+    each = shared.token_bytes
+    gap = np.maximum(np.where(own > 0, shared.reach, shared.boundary) - own, 0)
     latency, per_byte, *more = [values[row + tier] for tier in shared.tiers for row in (rows.LATENCY, rows.PER_BYTE)]
-    may = gap >= values[rows.BREAK_EVEN + shared.tiers[0]]
+    may = values[rows.BREAK_EVEN + shared.tiers[0]] <= shared.reach
     if more:
         latency, per_byte = np.minimum(latency, more[0]), np.minimum(per_byte, more[1])
-        may |= gap >= values[rows.BREAK_EVEN + shared.tiers[1]]
+        may |= values[rows.BREAK_EVEN + shared.tiers[1]] <= shared.reach
     may &= gap > 0
     # All that is shared; or as much of it as comes while the request waits anyhow. (Rows of nobody hold zeros.)
     late, load = latency - wait, per_byte * each + 1e-12
     stage = values[rows.PER_BYTE + _GPU] * each - per_token  # what a token costs that is restored while that is hidden
-    floor = base + values[rows.LATENCY + _GPU] + (length - boundary + gap) * per_token
     hidden = np.minimum(np.maximum(-late / load, 0.0), gap)
     whole = np.maximum(late + gap * load, 0.0) + gap * stage
     part = np.maximum(late + hidden * load, 0.0) + hidden * stage
-    return np.where(may, np.minimum(bound, floor + np.minimum(whole, part)), bound)
+    return np.where(may, bound + np.minimum(0.0, values[rows.LATENCY + _GPU] + np.minimum(whole, part)), bound)
 
 
 def _least(bounds: Floats, names: Hashes, request_id: str, most: int, knobs: PolicyKnobs) -> Ints:

@@ -8,9 +8,10 @@ residency index (device pages, prefills under way, host memory), the catalog's r
 object receipts.
 
 All workers are looked at together, as columns (`table`): one pass over the chain finds the longest prefix that each
-has in device pages, and in any tier of its own; then every worker has a bound in a few operations on columns. Only the
-best by that bound are scored exactly (`knobs.considered` of those that hold something, as many of those that do not):
-with 1,000 workers and 20 with residency 52 are.
+has in device pages, and in any tier of its own; then every worker has a bound in a few operations on columns, which
+none of its candidates beats. Workers are scored exactly one by one, the least bound first (`ways`), until the next
+bound is behind all that will be ranked; never more than `knobs.considered` of those that hold something, and
+`considered_others` of those that do not. With 1,000 workers and 20 with residency about 20 are.
 
 For one worker the resident prefix R is the longest boundary in its device pages. Candidates: R itself (GPU); a
 running prefill's boundary (INFLIGHT); each boundary restorable on top of R; each restorable from lower tiers alone,

@@ -105,12 +105,13 @@ class Places:
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """A boundary that any worker can restore, the bytes it takes at least (windows apart), and the tiers it comes from
-    (places in SOURCES).
+    """What every worker can restore from peers and the store: up to `boundary` from nothing, no further than `reach` on
+    top of something; `token_bytes` at least (windows apart), from `tiers` (places in SOURCES).
     """
 
     boundary: int
-    size: float
+    reach: int
+    token_bytes: float
     tiers: tuple[int, ...]
 
 
@@ -179,22 +180,22 @@ class Sources:
             self.runs.append(run)
 
     def shared(self) -> Shared | None:
-        """What every worker can restore from peers and the store together; None = nothing."""
-        nodes, peers, store = 0, False, False
+        """What peers and the store hold together; None = nothing."""
+        # What lies before a window need not be there: only groups that see everything end it.
+        wanted = [not group.window for group in self.groups]
+        boundary, reach, whole, rates = 0, 0, True, list[float]()
+        peers = store = False
         for run in self.runs:
             held = [memory or disks for memory, disks in zip(run.memory, run.disks, strict=True)]
             peers, store = peers or any(held), store or any(run.durable)
-            if not nodes - run.first and all([own or kept for own, kept in zip(held, run.durable, strict=True)]):
-                nodes = run.last + 1
-        if not nodes:
-            return None
-        size = 0
-        for run in self.runs:
-            if run.first < nodes:
-                full = [size for group, size in zip(self.groups, run.sizes, strict=True) if not group.window]
-                size += sum(full) * (run.last + 1 - run.first)
-        tiers = [tier for tier, there in ((_PEER, peers), (_OBJECT, store)) if there]
-        return Shared(self.ends[nodes - 1], size, tuple(tiers))
+            if all([own or kept or not one for own, kept, one in zip(held, run.durable, wanted, strict=True)]):
+                reach = self.ends[run.last]
+                boundary = reach if whole else boundary
+                rates.append(sum([size for size, one in zip(run.sizes, wanted, strict=True) if one]) / run.span)
+            else:
+                whole = False
+        tiers = tuple([tier for tier, there in ((_PEER, peers), (_OBJECT, store)) if there])
+        return Shared(boundary, reach, min(rates), tiers) if rates and tiers else None
 
     @property
     def any(self) -> bool:

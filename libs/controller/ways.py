@@ -77,7 +77,7 @@ class Ways:
         knobs: PolicyKnobs,
         most: int | None,
     ) -> None:
-        self.table, self.prefixes, self.knobs = table, prefixes, knobs
+        self.table, self.prefixes, self.sources, self.knobs = table, prefixes, sources, knobs
         self.length, self.wanted, self.now_ms, self.most = length, wanted, now_ms, most
         self._per_token = table.per_token(length)
         self._restores = Restores(sources, length, limit) if sources.any else None

@@ -76,6 +76,7 @@ def test_a_worker_that_is_alone_is_like_itself() -> None:
     assert learned(2, {"w0": 1.0}, {"w0": 0.75})["w0"] == pytest.approx(TRUE_MS, rel=0.03)
 
 
+@settings(deadline=None)
 @given(st.floats(0.1, 9), st.floats(0.1, 9), st.floats(0, 5))
 def test_what_is_believed_lies_between_the_usual_and_the_measured(level: float, usual: float, doubt: float) -> None:
     found = believed(level, usual, doubt)

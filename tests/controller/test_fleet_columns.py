@@ -29,7 +29,8 @@ from libs.controller.protocol import (
 from libs.controller.residency import ResidencyIndex
 from libs.controller.router_effects import Booked, Unbooked
 from libs.controller.router_events import Plan
-from tests.controller.world import FULL, MODEL, WINDOW, a_request, heartbeat, nodes_of, observe
+from libs.controller.ways import Ways
+from tests.controller.world import FULL, MODEL, WINDOW, a_request, heartbeat, nodes_of, observe, random_world
 
 EVERYBODY = replace(POLICY_KNOBS, considered=10_000, considered_others=10_000, ranked=10_000)
 
@@ -85,6 +86,31 @@ def test_the_few_that_are_scored_hold_the_best_of_all(seed: int, workers: int) -
         found = min(one.candidate.ttft_ms for one in few.ranked)
         assert found == pytest.approx(best)
         assert few.ranked[0].candidate.ttft_ms <= band_ms(best, POLICY_KNOBS)
+
+
+def below_every_way(world: tuple[Fleet, GenerationRequest, Variant]) -> None:
+    """No worker has a way that is quicker than its bound."""
+    fleet, request, entry = world
+
+    def look_at(self: Ways, slots: object) -> None:
+        length, every = len(request.tokens), range(self.table.size)
+        shared = self.sources.shared()
+        least = candidates.bounds._bounds(self.prefixes.own, self.table, shared, length, self.now_ms).tolist()
+        for slot in every:
+            before = len(self.found)
+            self._worker(slot)
+            assert all(way.ttft_ms >= least[slot] * (1 - 1e-9) for way in self.found[before:])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Ways, "look_at", look_at)
+        plan(fleet, request, entry)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10**9), st.booleans())
+def test_no_way_is_quicker_than_its_workers_bound(seed: int, windowed: bool) -> None:
+    world = random_world(seed)
+    below_every_way((world.fleet, world.request, world.variant) if windowed else large(seed, 12))
 
 
 def test_a_bound_that_looks_at_the_wrong_end_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
