@@ -22,6 +22,7 @@ from libs.controller.sources import Shared, Sources
 from libs.controller.table import Flags, Floats, Hashes, Ints, Table
 
 _COMING = 4  # boundaries of running prefills that are tried at one worker, the longest
+_UNBOUNDED = 12  # workers that are quicker scored than bounded
 _FEW = 8  # holders that are quicker set one by one
 _GPU = 4  # the place of staging in a table's tiers
 T = TypeVar("T")
@@ -165,7 +166,7 @@ def considered(
     others.
     """
     slots = np.nonzero(able)[0]
-    if len(slots) <= knobs.considered_others:
+    if len(slots) <= _UNBOUNDED:
         return Verdict([(0.0, slot) for slot in slots.tolist()], {})
     near = able & (own > 0)
     far = able & ~near

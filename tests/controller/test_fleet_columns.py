@@ -29,6 +29,7 @@ from libs.controller.protocol import (
 from libs.controller.residency import ResidencyIndex
 from libs.controller.router_effects import Booked, Unbooked
 from libs.controller.router_events import Plan
+from libs.controller.table import Table
 from libs.controller.ways import Ways
 from tests.controller.world import FULL, MODEL, WINDOW, a_request, heartbeat, nodes_of, observe, random_world
 
@@ -86,6 +87,35 @@ def test_the_few_that_are_scored_hold_the_best_of_all(seed: int, workers: int) -
         found = min(one.candidate.ttft_ms for one in few.ranked)
         assert found == pytest.approx(best)
         assert few.ranked[0].candidate.ttft_ms <= band_ms(best, POLICY_KNOBS)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10**9), st.sampled_from([5, 30, 60]))
+def test_who_is_not_looked_at_would_not_have_been_ranked(seed: int, workers: int) -> None:
+    fleet, request, entry = large(seed, workers)
+    found = plan(fleet, request, entry, replace(EVERYBODY, ranked=POLICY_KNOBS.ranked)).ranked
+    assert found == plan(fleet, request, entry, EVERYBODY).ranked[: POLICY_KNOBS.ranked]
+
+
+def test_columns_that_only_moved_are_those_that_would_be_written() -> None:
+    draw = random.Random(7)
+    fleet, request, entry = large(7, 8)
+    booked: list[AssignmentId] = []
+    for number in range(200):
+        if booked and draw.random() < 0.4:
+            fleet.account(Unbooked(booked.pop(draw.randrange(len(booked)))), float(number))
+        else:
+            best = candidates.plan(request, (entry,), fleet, float(number)).ranked
+            if best:
+                booked.append(AssignmentId(f"b{number}", 1))
+                fleet.account(Booked(booked[-1], draw.choice(best).candidate), float(number))
+        moved = fleet.table()
+        for worker, view in fleet.views().items():
+            slot = fleet.index.slot_of(worker)
+            assert slot is not None
+            fresh = Table(fleet.knobs)
+            fresh.write(0, view, fleet.corrections.of(worker))
+            assert moved.columns[slot] == fresh.columns[0] == moved.rows[:, slot].tolist()
 
 
 def below_every_way(world: tuple[Fleet, GenerationRequest, Variant]) -> None:
