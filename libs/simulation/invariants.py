@@ -239,13 +239,11 @@ class DurableFacts(Invariant):
 
     def __init__(self) -> None:
         self.destroyed: set[tuple[str, str]] = set()
-        self._version = 0
+        self.version = 0  # of the catalog, as checked last
 
     def check(self, catalog: Catalog, store: Store) -> None:
         """Against the stores."""
-        if catalog.version == self._version:
-            return
-        self._version = catalog.version
+        self.version = catalog.version
         for name, fact in catalog.facts.items():
             for place in fact.places:
                 if not store.has(place, name) and (place, name) not in self.destroyed:

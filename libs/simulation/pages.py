@@ -14,10 +14,12 @@ Pages are pinned by the tables they are in and by operations. Resident and unpin
 first, the rear of a sequence before its front.
 
 Every change of state is written to `journal` as (page, from, to): the invariants keep their own accounts of it.
+`changed` is called before the first entry of an empty one.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -66,8 +68,8 @@ class Entry:
 class PagePool:
     """See the module."""
 
-    def __init__(self, count: int, page_tokens: int) -> None:
-        self.count, self.page_tokens = count, page_tokens
+    def __init__(self, count: int, page_tokens: int, changed: Callable[[], None]) -> None:
+        self.count, self.page_tokens, self._changed = count, page_tokens, changed
         self.state = [State.FREE] * count
         self.index: dict[str, Entry] = {}
         self.leases: dict[AssignmentId, Lease] = {}
@@ -246,6 +248,8 @@ class PagePool:
 
     def _move(self, page: int, state: State) -> None:
         before = self.state[page]
+        if not self.journal:
+            self._changed()
         self.journal.append((page, before, state))
         self._counts[before] -= 1
         self._counts[state] += 1

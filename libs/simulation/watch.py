@@ -46,6 +46,7 @@ class Watch:
         self.shadows: dict[str, Shadow] = {}
         self.worker_shadows: dict[str, WorkerShadow] = {}
         self._weights: dict[str, Weight] = {}
+        self._moved: dict[str, None] = {}  # workers whose pages have changed in this step
         self._phase = Phase.DONE  # of the request whose plan is being answered
         self._events, self._effects = world.coverage.events, world.coverage.effects
 
@@ -187,14 +188,21 @@ class Watch:
 
     # --- every step ---
 
+    def pages_move(self, name: str) -> None:
+        """In this step some of a worker's pages will have changed."""
+        self._moved[name] = None
+
     def after_step(self) -> None:
         """What changed in this step."""
-        for name, node in self.world.workers.items():
-            if node.pool.journal:
-                self.in_use.moved(name, node.pool)
-                self.accounts.moved(name, node.pool)
-                node.pool.journal.clear()
-        self.durable.check(self.world.catalog, self.world.store)
+        if self._moved:
+            for name in self._moved:
+                pool = self.world.workers[name].pool
+                self.in_use.moved(name, pool)
+                self.accounts.moved(name, pool)
+                pool.journal.clear()
+            self._moved.clear()
+        if self.durable.version != self.world.catalog.version:
+            self.durable.check(self.world.catalog, self.world.store)
 
     def at_rest(self) -> None:
         """Nothing is under way any more."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from libs.continuation import chain as chains
@@ -74,16 +75,19 @@ class WorkerNode:
         self._hurried = False
         self._copied_names: dict[str, None] = {}
         self._checkpoints = 0
-        self.pool = PagePool(spec.pages, spec.page_tokens)
+        self.pool = self._empty()
         self.runtime = Runtime(world, spec, self.pool, self.ram, self.feed)
 
     # --- process ---
+
+    def _empty(self) -> PagePool:
+        return PagePool(self.spec.pages, self.spec.page_tokens, partial(self.world.watch.pages_move, self.name))
 
     def start(self) -> None:
         """A new process with a new epoch; routers will dial it."""
         self.boot += 1
         self.alive = True
-        self.pool = PagePool(self.spec.pages, self.spec.page_tokens)
+        self.pool = self._empty()
         self.ram = {}
         self.runtime = Runtime(self.world, self.spec, self.pool, self.ram, self.feed)
         self.pairs, self.offers, self.tunnels = {}, {}, {}
