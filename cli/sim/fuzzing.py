@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
@@ -81,7 +82,8 @@ def batches(seeds: range, jobs: int) -> Iterator[list[Run]]:
         for part in parts:
             yield _runs(part)
         return
-    with ProcessPoolExecutor(min(jobs, len(parts))) as pool:
+    # No collection need look at what was imported.
+    with ProcessPoolExecutor(min(jobs, len(parts)), initializer=gc.freeze) as pool:
         try:
             for done in as_completed([pool.submit(_runs, part) for part in parts]):
                 yield done.result()
