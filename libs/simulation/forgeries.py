@@ -202,8 +202,8 @@ def _second_plan(kind: rx.ObstacleKind | None) -> Callable[[World, RouterNode], 
 def _modest(world: World, node: RouterNode) -> bool:
     """The next completion claims fewer tokens than have come: it is believed to be the end, and counted."""
     del world
-    node.modest = True
-    return True
+    news, node.modest = not node.modest, True
+    return news
 
 
 _TO_ROUTER: tuple[Callable[[World, RouterNode], bool], ...] = (

@@ -180,7 +180,7 @@ class RouterNode:
         name = result.assignment.request_id
         shadow = self.world.watch.shadows[self.name]
         origin = shadow.live.get(name)
-        if origin is None or name not in shadow.active:
+        if origin is None or name not in shadow.active or not result.usage.generated_tokens:
             return False
         sent = shadow.submitted[origin].delivered + shadow.delivered.get(origin, 0)
         return sent == declared.length(self.world.asks[name])
