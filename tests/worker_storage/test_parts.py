@@ -272,15 +272,22 @@ def test_only_what_was_measured_is_reported():
 def test_what_whole_restores_took_is_told_while_it_is_fresh():
     now = 0.0
     ram, upload = CostMeter(Price(0.1, 1e7)), CostMeter(Price(0.1, 1e6))
-    restores = WholeRestores({Tier.RAM: ram}, upload, lambda: now)
+    own = {Tier.RAM: ram, Tier.OBJECT: CostMeter(Price(1.0, 1e6))}
+    restores = WholeRestores(own, upload, lambda: now)
     ram.observe(1_000_000, 0.2)
     upload.observe(1_000_000, 1.0)
     alone = restores.price(Tier.RAM)
     assert alone == ram.price() and alone.ms(4_000_000) < 2
     for chunks in (1, 4, 8, 2, 16, 4):  # five milliseconds a chunk of 250 kB, whatever the bytes cost
         size = 250_000 * chunks
-        restores.observe(Tier.RAM, size, 5.0 * chunks + upload.price().ms(size))
+        restores.observe({Tier.RAM: size}, 5.0 * chunks + upload.price().ms(size))
     assert restores.price(Tier.RAM).ms(2_000_000) == pytest.approx(40.0, rel=0.1)
-    restores.observe(Tier.SSD, 1_000_000, 5.0)  # of a tier that is not there
+    restores.observe({Tier.SSD: 1_000_000}, 5.0)  # of a tier that is not there
+    # Of two tiers the farther one takes what the nearer one's part does not explain.
+    half = 1_000_000
+    for _ in range(8):
+        restores.observe({Tier.RAM: half, Tier.OBJECT: half}, 20.0 + 50.0 + upload.price().ms(2 * half))
+    assert restores.price(Tier.OBJECT).ms(half) == pytest.approx(50.0, rel=0.15)
+    assert restores.price(Tier.RAM).ms(2_000_000) == pytest.approx(40.0, rel=0.1)
     now = 121.0
     assert restores.price(Tier.RAM) == ram.price(), "or a price that is too high would never be tried again"

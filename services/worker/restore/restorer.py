@@ -120,8 +120,7 @@ class ChunkRestorer:
                     late.landed(boundary)
                     self._used(plan.fingerprint, node.node.chunk.hash)
                     ahead.done(index)
-        if len(brought) == 1:
-            self._whole.observe(*brought.most_common(1)[0], (time.monotonic() - began) * 1e3)
+        self._whole.observe(brought, (time.monotonic() - began) * 1e3)
         return RestoreOutcome(RestoreEnd.DONE, boundary)
 
     async def _upload(self, objects: Sequence[Localized], needs: Sequence[ObjectNeed]) -> bool:

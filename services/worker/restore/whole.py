@@ -3,7 +3,7 @@
 The tiers' own meters tell how fast their bytes come. A restore is more: each object is found, checked, handed from
 thread to thread and waited for in turn, beside a device loop that wants the same processors. From memory that is nearly
 all of its time. So what routers are told is measured on whole restores, less what the upload is known to take (they are
-told that one too). Only restores from one tier count.
+told that one too).
 
 A price that is too high keeps its tier from being chosen, and so from being measured again: one without a new
 measurement for `_FRESH_S` is dropped, and the tier's own meter decides again.
@@ -47,12 +47,17 @@ class WholeRestores:
         """Of staging to device."""
         return self._upload
 
-    def observe(self, tier: Tier, size: int, ms: float) -> None:
-        """A restore of `size` bytes, all from this tier, took `ms`."""
-        own = self._own.get(tier)
-        if own is None or size <= 0:
+    def observe(self, brought: Mapping[Tier, int], ms: float) -> None:
+        """A restore took `ms`; `brought`: bytes by tier. What the nearer tiers' part should have taken is theirs, the
+        rest the farthest's.
+        """
+        sizes = {tier: size for tier, size in brought.items() if size > 0 and tier in self._own}
+        if not sizes:
             return
-        ms = max(_LEAST_MS, ms - self._upload.price().ms(size))
+        tier = max(sizes)
+        size = sizes.pop(tier)
+        nearer_ms = sum(self.price(other).ms(part) for other, part in sizes.items())
+        ms = max(_LEAST_MS, ms - nearer_ms - self._upload.price().ms(size + sum(sizes.values())))
         known = self._fresh(tier)
         if known is None:
             # Until the second one, a fifth of the first is taken to be there whatever the size.
