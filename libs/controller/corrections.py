@@ -105,6 +105,8 @@ class Corrections:
         """
         if candidate.queue_ms > self.knobs.overload_queue_ms:
             return
+        # A worker that says its work takes no time has no unit.
+        prefill_unit_ms, first_unit_ms = prefill_unit_ms or 1.0, first_unit_ms or 1.0
         known = self._known_of(candidate, prefill_unit_ms, first_unit_ms)
         self.changed.add(candidate.worker)
         # A wait that a load hides is not waited.

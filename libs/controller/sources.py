@@ -67,6 +67,7 @@ class Places:
         self._slot_of_node = slot_of_node
         self._known: dict[int, Link] = {}
         self._shared: dict[tuple[object, ...], Held] = {}
+        self._bare: dict[int, Held] = {}  # by length
 
     def moved(self) -> None:
         """A chunk directory has another worker."""
@@ -94,7 +95,10 @@ class Places:
 
     def bare(self, name: str, parent: str, start: int, end: int) -> Link:
         """A node of which the catalog says nothing."""
-        return Link(name, key_of(name), parent, start, end, self._held(end - start, {}, {}))
+        held = self._bare.get(end - start)
+        if held is None:
+            held = self._bare[end - start] = Held(end - start)
+        return Link(name, key_of(name), parent, start, end, held)
 
     def _held(self, span: int, sizes: dict[str, int], disks: dict[str, int]) -> Held:
         if len(self._shared) >= _KEPT:

@@ -86,6 +86,13 @@ def test_what_is_believed_lies_between_the_usual_and_the_measured(level: float, 
     assert believed(level, usual, 0.0) == pytest.approx(level)
 
 
+def test_a_worker_that_says_its_work_takes_no_time_is_no_trouble() -> None:
+    corrections = Corrections()
+    one = Candidate("a", 1, "f", Tier.NONE, compute_tokens=500, prefill_ms_per_token=0.0, first_token_ms=0.0)
+    corrections.learn(one, Timings(0.0, 0.0, 600.0, 5.0), 0.0, 0.0)
+    assert corrections.of("a").prefill == 1.0
+
+
 def test_who_is_gone_or_changes_its_model_is_no_measure_for_others() -> None:
     corrections = Corrections()
     for worker, model in (("a", "f"), ("b", "f"), ("a", "g"), ("b", "g")):
