@@ -10,11 +10,14 @@ the queue that is mispredicted, and learning would blame the worker.
 A ratio of a hundred measurements is itself off by a few percent. Among workers that are equally fast, the one whose
 ratio happens to be low would get every long prompt that nobody has begun; among a thousand the lowest is far off. So
 a worker is believed to differ from its like (the workers that serve the same model) only as far as its measurements
-show it. What is compared is the measured time per *nominal* ms: the worker's prediction divided by the first bucket of
-its own table, so that two workers that say different things of equal hardware can be found to be equal. The noise of
-that quotient comes from its own residuals. A deviation d from the median of the like, with noise s, is believed to be
-d · max(0, 1 - (z·s/d)²): nothing below z·s, all of what is far beyond (the non-negative garrote of Breiman, 1995). One
-slow worker among equals stays slow; where hardware is mixed, the median is between and each keeps its own.
+show it. What is compared is its *level*: measured time per *nominal* ms, which is what the worker predicts over its
+unit, the mean of its own table, so that two workers that say different things of equal hardware can be found equal.
+The noise of a level comes from its own residuals. A deviation d from the median of the like, with noise s, is believed
+to be d · max(0, 1 - (z·s/d)²): nothing below z·s, all of what is far beyond (the non-negative garrote of Breiman,
+1995). One slow worker among equals stays slow; where hardware is mixed, the median is between and each keeps its own.
+
+What a worker says now differs from what it said while it was measured: by the noise of its reports, or because it has
+become slower. The same rule tells one from the other, by how far its reports scatter.
 """
 
 from __future__ import annotations
@@ -39,26 +42,42 @@ class Correction:
 
 _NEUTRAL = Correction()
 _TERMS = ("queue", "restore", "prefill", "first")
+_WITH_UNIT = 2  # the first of those that have one
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What a worker says of a prompt token and of a decode step, ms, as means of its tables; and the noise of both as
+    shares, after smoothing.
+    """
+
+    prefill_ms: float
+    first_ms: float
+    prefill_noise: float = 0.0
+    first_noise: float = 0.0
 
 
 @dataclass(slots=True)
 class _Sums:
     """Fading sums of one worker and term; `residual` of squares. The ratio of sums, since of short times the ratio says
     little: a prompt of ten tokens that shares its iteration takes twenty times as long as by itself.
+
+    `believed_ms`: what is believed of a nominal ms, with what is said now.
     """
 
     measured_ms: float
-    predicted_ms: float  # as the worker's own costs have it
+    said_ms: float  # as the worker's costs had it
     nominal: float  # the same over the worker's unit
     residual: float
-    level: float = 0.0  # measured_ms / nominal
+    level: float
+    believed_ms: float
 
-    def add(self, predicted_ms: float, measured_ms: float, unit_ms: float, kept: float) -> None:
+    def add(self, nominal: float, measured_ms: float, unit_ms: float, kept: float) -> None:
         """One more pair."""
-        off = measured_ms - self.measured_ms / self.predicted_ms * predicted_ms
-        self.predicted_ms = kept * self.predicted_ms + predicted_ms
+        off = measured_ms - self.level * nominal
         self.measured_ms = kept * self.measured_ms + measured_ms
-        self.nominal = kept * self.nominal + predicted_ms / unit_ms
+        self.said_ms = kept * self.said_ms + nominal * unit_ms
+        self.nominal = kept * self.nominal + nominal
         self.residual = kept * kept * self.residual + off * off
         self.level = self.measured_ms / self.nominal
 
@@ -70,10 +89,12 @@ class _Sums:
 
 @dataclass(slots=True)
 class _Known:
-    """Of one worker: the like that it counts among, and its sums by term."""
+    """Of one worker: the like that it counts among, its sums by term, and what it says now: units and their noise."""
 
     like: str
     sums: tuple[_Sums, ...]
+    units: tuple[float, ...]
+    noises: tuple[float, ...]
     correction: Correction = field(default_factory=Correction)
 
 
@@ -98,38 +119,44 @@ class Corrections:
             self._leave(known)
         self.changed.add(worker)
 
-    def learn(self, candidate: Candidate, timings: Timings, prefill_unit_ms: float, first_unit_ms: float) -> None:
-        """One completed attempt. Predictions in `candidate` carry the corrections they were made with.
+    def reported(self, worker: str, said: Said) -> None:
+        """The worker has reported its costs anew."""
+        known = self._known.get(worker)
+        if known is None:
+            return
+        known.units, known.noises = _units(said), _noises(said)
+        for number, term in enumerate(_TERMS):
+            if number >= _WITH_UNIT:
+                self._believe(known, number, term)
 
-        Units: what the worker itself says of a prompt token and of a decode step, at the least context and lanes.
-        """
+    def learn(self, candidate: Candidate, timings: Timings, said: Said) -> None:
+        """One completed attempt. Predictions in `candidate` carry the corrections they were made with."""
         if candidate.queue_ms > self.knobs.overload_queue_ms:
             return
-        # A worker that says its work takes no time has no unit.
-        prefill_unit_ms, first_unit_ms = prefill_unit_ms or 1.0, first_unit_ms or 1.0
-        known = self._known_of(candidate, prefill_unit_ms, first_unit_ms)
+        known = self._known_of(candidate, said)
         self.changed.add(candidate.worker)
         # A wait that a load hides is not waited.
         waited = max(0.0, candidate.queue_ms - candidate.load_ms)
         restored = candidate.load_ms + candidate.restore_ms
         computed = candidate.compute_tokens * candidate.prefill_ms_per_token
-        self._next(known, 0, waited, timings.queue_ms, 1.0)
-        self._next(known, 1, restored, timings.restore_ms, 1.0)
-        self._next(known, 2, computed, timings.prefill_ms, prefill_unit_ms)
-        self._next(known, 3, candidate.first_token_ms, timings.first_token_ms, first_unit_ms)
+        self._next(known, 0, waited, timings.queue_ms)
+        self._next(known, 1, restored, timings.restore_ms)
+        self._next(known, 2, computed, timings.prefill_ms)
+        self._next(known, 3, candidate.first_token_ms, timings.first_token_ms)
 
-    def _known_of(self, candidate: Candidate, prefill_unit_ms: float, first_unit_ms: float) -> _Known:
+    def _known_of(self, candidate: Candidate, said: Said) -> _Known:
         known, like = self._known.get(candidate.worker), candidate.fingerprint
+        units, noises = _units(said), _noises(said)
         if known is None:
             prior, doubt = self.knobs.correction_prior_ms, self.knobs.correction_prior_noise
-            units = (1.0, 1.0, prefill_unit_ms, first_unit_ms)
-            sums = tuple([_Sums(prior, prior, prior / unit, (doubt * prior) ** 2, unit) for unit in units])
-            known = self._known[candidate.worker] = _Known(like, sums)
+            sums = tuple([_Sums(prior, prior, prior / unit, (doubt * prior) ** 2, unit, unit) for unit in units])
+            known = self._known[candidate.worker] = _Known(like, sums, units, noises)
         elif known.like == like:
+            known.units, known.noises = units, noises
             return known
         else:
             self._leave(known)
-            known.like = like
+            known.like, known.units, known.noises = like, units, noises
         for term, one in zip(_TERMS, known.sums, strict=True):
             insort(self._levels.setdefault((like, term), []), one.level)
         return known
@@ -141,19 +168,34 @@ class Corrections:
             if not levels:
                 del self._levels[known.like, term]
 
-    def _next(self, known: _Known, number: int, predicted_ms: float, measured_ms: float, unit_ms: float) -> None:
+    def _next(self, known: _Known, number: int, predicted_ms: float, measured_ms: float) -> None:
         knobs, term, sums = self.knobs, _TERMS[number], known.sums[number]
         if predicted_ms < knobs.correction_floor_ms or measured_ms <= 0:
             return
         levels = self._levels[known.like, term]
         del levels[bisect_left(levels, sums.level)]
-        # The prediction contains the old ratio.
-        raw_ms = predicted_ms / getattr(known.correction, term)
-        sums.add(raw_ms, measured_ms, unit_ms, 1 - knobs.correction_alpha)
+        # The prediction contains what was believed.
+        sums.add(predicted_ms / sums.believed_ms, measured_ms, known.units[number], 1 - knobs.correction_alpha)
         insort(levels, sums.level)
-        level = believed(sums.level, _median(levels), knobs.correction_doubt * sums.noise)
-        ratio = level * sums.nominal / sums.predicted_ms
-        setattr(known.correction, term, min(knobs.correction_high, max(knobs.correction_low, ratio)))
+        self._believe(known, number, term)
+
+    def _believe(self, known: _Known, number: int, term: str) -> None:
+        knobs, sums, unit = self.knobs, known.sums[number], known.units[number]
+        level = believed(sums.level, _median(self._levels[known.like, term]), knobs.correction_doubt * sums.noise)
+        # What it says now over what it said while it was measured.
+        change = believed(unit * sums.nominal / sums.said_ms, 1.0, knobs.correction_doubt * known.noises[number])
+        ratio = min(knobs.correction_high, max(knobs.correction_low, level * change / unit))
+        sums.believed_ms = ratio * unit
+        setattr(known.correction, term, ratio)
+
+
+def _units(said: Said) -> tuple[float, ...]:
+    # A worker that says its work takes no time has no unit.
+    return (1.0, 1.0, said.prefill_ms or 1.0, said.first_ms or 1.0)
+
+
+def _noises(said: Said) -> tuple[float, ...]:
+    return (0.0, 0.0, said.prefill_noise, said.first_noise)
 
 
 def believed(level: float, usual: float, doubt: float) -> float:

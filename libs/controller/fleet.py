@@ -10,13 +10,14 @@ one that came `settle_ms` after the acceptance.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from libs.controller import smoothing
-from libs.controller.corrections import Corrections
+from libs.controller.corrections import Corrections, Said
 from libs.controller.discovery import Forgotten, Observed
 from libs.controller.knobs import POLICY_KNOBS, PolicyKnobs
-from libs.controller.policy import decode_cost, prefill_cost, work_ms
+from libs.controller.policy import work_ms
 from libs.controller.protocol import (
     AssignmentId,
     Candidate,
@@ -61,6 +62,8 @@ class WorkerView:
     costs: dict[Tier, TierCost]  # smoothed, as the next two
     prefill: tuple[PrefillCost, ...] = ()
     decode: tuple[DecodeCost, ...] = ()  # with the way
+    prefill_noise: smoothing.Noise = smoothing.QUIET
+    decode_noise: smoothing.Noise = smoothing.QUIET
     heard_ms: float = 0.0  # when `load` came
     reports: int = 1  # of its costs
     bookings: dict[AssignmentId, Booking] = field(default_factory=dict)
@@ -78,10 +81,19 @@ class WorkerView:
         """Predicted wait of one more assignment: the worker works while nothing is heard of it."""
         return max(0.0, self.idle_at_ms - now_ms)
 
+    def said(self) -> Said:
+        """Of its costs."""
+        return Said(_mean(self.prefill), _mean(self.decode), self.prefill_noise.smoothed, self.decode_noise.smoothed)
+
     @property
     def free_pages(self) -> int:
         """Predicted to be free now."""
         return max(0, self.load.pages.free - self.booked_pages)
+
+
+def _mean(table: Sequence[PrefillCost] | Sequence[DecodeCost]) -> float:
+    costs = [one.ms_per_token if isinstance(one, PrefillCost) else one.step_ms for one in table]
+    return sum(costs) / len(costs) if costs else 0.0
 
 
 class Fleet:
@@ -120,6 +132,7 @@ class Fleet:
         for worker in self._stale:
             view = self._views.get(worker)
             if view is not None:
+                self.corrections.reported(worker, view.said())
                 self._table.write(self.index.slot(worker), view, self.corrections.of(worker))
         for worker in self._moved - self._stale:
             view = self._views.get(worker)
@@ -150,7 +163,7 @@ class Fleet:
         self.index.slot(heartbeat.worker)
         costs = {cost.tier: cost for cost in heartbeat.tiers}
         steps = heartbeat.decode
-        view = WorkerView(heartbeat, heartbeat.load, costs, heartbeat.prefill, steps, now_ms, steps=steps)
+        view = WorkerView(heartbeat, heartbeat.load, costs, heartbeat.prefill, steps, steps=steps, heard_ms=now_ms)
         if old is not None:
             view.reports = old.reports + 1
             share = max(self.knobs.cost_share, 1 / view.reports)  # the mean of the first few
@@ -159,6 +172,8 @@ class Fleet:
             view.steps = smoothing.decode(old.steps, heartbeat.decode, share)
             view.way_ms = old.way_ms
             view.decode = _farther(view.steps, view.way_ms or 0.0)
+            view.prefill_noise = smoothing.noise(old.prefill_noise, _mean(old.prefill), _mean(heartbeat.prefill), share)
+            view.decode_noise = smoothing.noise(old.decode_noise, _mean(old.steps), _mean(heartbeat.decode), share)
             view.bookings = old.bookings
             if old.heartbeat.node != heartbeat.node:
                 self._by_node.pop(old.heartbeat.node, None)
@@ -224,8 +239,7 @@ class Fleet:
             case Measured():
                 measured = self._views.get(effect.candidate.worker)
                 if measured is not None and measured.heartbeat.epoch == effect.candidate.epoch:
-                    units = prefill_cost(measured.prefill, 1, self.knobs), decode_cost(measured.decode, 1, self.knobs)
-                    self.corrections.learn(effect.candidate, effect.timings, *units)
+                    self.corrections.learn(effect.candidate, effect.timings, measured.said())
                     self._went(measured, effect.way_ms)
 
     def _went(self, view: WorkerView, way_ms: float) -> None:

@@ -7,12 +7,35 @@ that is what corrections are for. A table with other buckets than before is take
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from libs.controller.protocol import DecodeCost, PrefillCost, Tier, TierCost
 
 Prefill = tuple[PrefillCost, ...]
 Decode = tuple[DecodeCost, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """How far reports scatter about what is believed: `variance` of their ratio, and `smoothed`: by what share what is
+    believed is off.
+    """
+
+    variance: float
+    smoothed: float
+
+
+QUIET = Noise(0.0, 0.0)
+
+
+def noise(old: Noise, was: float, now: float, share: float) -> Noise:
+    """With one more report of `now` where `was` was believed."""
+    if was <= 0 or now <= 0:
+        return old
+    variance = _mix(old.variance, (now / was - 1) ** 2, share)
+    return Noise(variance, math.sqrt(variance * share / (2 - share)))
 
 
 def prefill(old: Prefill, new: Prefill, share: float) -> Prefill:

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from libs.controller.corrections import Corrections, believed
+from libs.controller import smoothing
+from libs.controller.corrections import Corrections, Said, believed
 from libs.controller.knobs import POLICY_KNOBS
 from libs.controller.protocol import Candidate, Tier, Timings
 
@@ -32,7 +33,7 @@ def learned(
             )  # fmt: skip
             measured = tokens * TRUE_MS * speed * draw.uniform(1 - noise, 1 + noise)
             first = FIRST_MS * draw.choice([1.0, 1.0, 4.0])
-            corrections.learn(candidate, Timings(0.0, 0.0, measured, first), said, FIRST_MS)
+            corrections.learn(candidate, Timings(0.0, 0.0, measured, first), Said(said, FIRST_MS))
     return {name: TRUE_MS * speed * says[name] * corrections.of(name).prefill for name, speed in speeds.items()}
 
 
@@ -89,7 +90,7 @@ def test_what_is_believed_lies_between_the_usual_and_the_measured(level: float, 
 def test_a_worker_that_says_its_work_takes_no_time_is_no_trouble() -> None:
     corrections = Corrections()
     one = Candidate("a", 1, "f", Tier.NONE, compute_tokens=500, prefill_ms_per_token=0.0, first_token_ms=0.0)
-    corrections.learn(one, Timings(0.0, 0.0, 600.0, 5.0), 0.0, 0.0)
+    corrections.learn(one, Timings(0.0, 0.0, 600.0, 5.0), Said(0.0, 0.0))
     assert corrections.of("a").prefill == 1.0
 
 
@@ -97,7 +98,7 @@ def test_who_is_gone_or_changes_its_model_is_no_measure_for_others() -> None:
     corrections = Corrections()
     for worker, model in (("a", "f"), ("b", "f"), ("a", "g"), ("b", "g")):
         one = Candidate(worker, 1, model, Tier.NONE, compute_tokens=500, prefill_ms_per_token=1.0)
-        corrections.learn(one, Timings(0.0, 0.0, 600.0, 0.0), 1.0, 10.0)
+        corrections.learn(one, Timings(0.0, 0.0, 600.0, 0.0), Said(1.0, 10.0))
     assert {like for like, _ in corrections._levels} == {"g"}
     assert all(len(levels) == 2 for levels in corrections._levels.values())
     corrections.forget("a")
@@ -106,3 +107,26 @@ def test_who_is_gone_or_changes_its_model_is_no_measure_for_others() -> None:
     assert not corrections._levels and corrections.of("a").prefill == 1.0
     assert corrections.changed == {"a", "b", "c"}
     assert POLICY_KNOBS.correction_doubt > 0
+
+
+def test_a_worker_that_says_that_it_became_slower_is_believed_unless_it_always_varies() -> None:
+    for noise, says, wanted in ((0.0, 1.5, 1.5), (0.03, 1.5, 1.5), (0.03, 1.06, 1.0), (0.0, 1.06, 1.06)):
+        corrections = Corrections()
+        for _ in range(300):
+            ratio = corrections.of("w")
+            one = Candidate("w", 1, "f", Tier.NONE, compute_tokens=1_000, prefill_ms_per_token=2.0 * ratio.prefill)
+            corrections.learn(one, Timings(0.0, 0.0, 2_400.0, 0.0), Said(2.0, 10.0, noise, noise))
+        assert corrections.of("w").prefill == pytest.approx(1.2, rel=0.01)
+        corrections.reported("w", Said(2.0 * says, 10.0, noise, noise))
+        assert 2.0 * says * corrections.of("w").prefill == pytest.approx(2.4 * wanted, rel=0.03)
+    corrections.reported("nobody", Said(1.0, 1.0))
+    assert corrections.of("nobody").prefill == 1.0
+
+
+def test_noise_is_how_far_reports_scatter() -> None:
+    draw, noise = random.Random(3), smoothing.QUIET
+    for _ in range(400):
+        noise = smoothing.noise(noise, 1.0, draw.uniform(0.7, 1.3), 0.05)
+    assert noise.variance == pytest.approx(0.03, rel=0.4)
+    assert noise.smoothed == pytest.approx(0.173 * (0.05 / 1.95) ** 0.5, rel=0.3)
+    assert smoothing.noise(noise, 0.0, 1.0, 0.05) == noise

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from libs.controller import candidates
 from libs.controller.catalog_facts import Chunk, Node
-from libs.controller.corrections import Correction, Corrections
+from libs.controller.corrections import Correction, Corrections, Said
 from libs.controller.demand import pages_needed
 from libs.controller.discovery import Forgotten, Observed
 from libs.controller.facts import FactCache
@@ -64,14 +64,14 @@ def test_a_persistent_error_is_learned_bounded_and_not_in_overload() -> None:
     corrections = Corrections()
     for _ in range(2_000):
         said = scored(candidate(**TERMS), corrections.of("w"))
-        corrections.learn(said, Timings(0.1, 55, 26, 7), 2.0, 7.0)
+        corrections.learn(said, Timings(0.1, 55, 26, 7), Said(2.0, 7.0))
     assert corrections.of("w").prefill == pytest.approx(1.3, rel=0.01)
     assert corrections.of("w").queue == 1.0  # its load hid the wait
     for _ in range(60):
-        corrections.learn(scored(candidate(**TERMS), corrections.of("w")), Timings(30, 55, 2_000, 7), 2.0, 7.0)
+        corrections.learn(scored(candidate(**TERMS), corrections.of("w")), Timings(30, 55, 2_000, 7), Said(2.0, 7.0))
     assert corrections.of("w").prefill == PolicyKnobs().correction_high
     frozen = corrections.of("w").prefill
-    corrections.learn(candidate(**{**TERMS, "queue_ms": 6_000.0}), Timings(30, 55, 1, 7), 2.0, 7.0)
+    corrections.learn(candidate(**{**TERMS, "queue_ms": 6_000.0}), Timings(30, 55, 1, 7), Said(2.0, 7.0))
     assert corrections.of("w").prefill == frozen
     assert corrections.of("x").prefill == 1.0
 
@@ -257,7 +257,7 @@ def test_a_plan_keeps_the_queue_as_the_worker_counts_it() -> None:
     for beat in world.heartbeats:
         for _ in range(400):  # every worker's queue is seven tenths of what it says
             said = scored(candidate(beat.worker, queue_ms=1_000.0), world.fleet.corrections.of(beat.worker))
-            world.fleet.corrections.learn(said, Timings(700, 0, 0, 0), 1.0, 1.0)
+            world.fleet.corrections.learn(said, Timings(700, 0, 0, 0), Said(1.0, 1.0))
     plan = candidates.plan(world.request, (world.variant,), world.fleet, 0.0)
     assert plan.ranked
     for option in plan.ranked:
