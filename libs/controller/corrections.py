@@ -42,17 +42,18 @@ class Correction:
 
 _NEUTRAL = Correction()
 _TERMS = ("queue", "restore", "prefill", "first")
-_WITH_UNIT = 2  # the first of those that have one
+_WITH_UNIT = 1  # the first of those that have one
 
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What a worker says of a prompt token and of a decode step, ms, as means of its tables; and the noise of both as
-    shares, after smoothing.
+    """What a worker says of a prompt token and of a decode step, ms, as means of its tables, and of a byte from its
+    tiers; and the noise of the first two as shares, after smoothing.
     """
 
     prefill_ms: float
     first_ms: float
+    byte_ms: float = 0.0
     prefill_noise: float = 0.0
     first_noise: float = 0.0
 
@@ -191,7 +192,7 @@ class Corrections:
 
 def _units(said: Said) -> tuple[float, ...]:
     # A worker that says its work takes no time has no unit.
-    return (1.0, 1.0, said.prefill_ms or 1.0, said.first_ms or 1.0)
+    return (1.0, said.byte_ms or 1.0, said.prefill_ms or 1.0, said.first_ms or 1.0)
 
 
 def _noises(said: Said) -> tuple[float, ...]:

@@ -83,7 +83,14 @@ class WorkerView:
 
     def said(self) -> Said:
         """Of its costs."""
-        return Said(_mean(self.prefill), _mean(self.decode), self.prefill_noise.smoothed, self.decode_noise.smoothed)
+        rates = [1 / cost.bytes_per_ms for cost in self.costs.values() if cost.bytes_per_ms > 0]
+        return Said(
+            _mean(self.prefill),
+            _mean(self.decode),
+            sum(rates) / len(rates) if rates else 0.0,
+            self.prefill_noise.smoothed,
+            self.decode_noise.smoothed,
+        )
 
     @property
     def free_pages(self) -> int:

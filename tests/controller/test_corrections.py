@@ -115,9 +115,9 @@ def test_a_worker_that_says_that_it_became_slower_is_believed_unless_it_always_v
         for _ in range(300):
             ratio = corrections.of("w")
             one = Candidate("w", 1, "f", Tier.NONE, compute_tokens=1_000, prefill_ms_per_token=2.0 * ratio.prefill)
-            corrections.learn(one, Timings(0.0, 0.0, 2_400.0, 0.0), Said(2.0, 10.0, noise, noise))
+            corrections.learn(one, Timings(0.0, 0.0, 2_400.0, 0.0), Said(2.0, 10.0, 0.0, noise, noise))
         assert corrections.of("w").prefill == pytest.approx(1.2, rel=0.01)
-        corrections.reported("w", Said(2.0 * says, 10.0, noise, noise))
+        corrections.reported("w", Said(2.0 * says, 10.0, 0.0, noise, noise))
         assert 2.0 * says * corrections.of("w").prefill == pytest.approx(2.4 * wanted, rel=0.03)
     corrections.reported("nobody", Said(1.0, 1.0))
     assert corrections.of("nobody").prefill == 1.0
@@ -130,3 +130,16 @@ def test_noise_is_how_far_reports_scatter() -> None:
     assert noise.variance == pytest.approx(0.03, rel=0.4)
     assert noise.smoothed == pytest.approx(0.173 * (0.05 / 1.95) ** 0.5, rel=0.3)
     assert smoothing.noise(noise, 0.0, 1.0, 0.05) == noise
+
+
+def test_restores_of_equal_workers_are_believed_equal_whatever_they_say() -> None:
+    draw, corrections = random.Random(4), Corrections()
+    says = {name: draw.uniform(0.72, 1.3) for name in WORKERS}
+    for _ in range(150):
+        for worker, off in says.items():
+            true_ms, ratio = draw.uniform(20, 400), corrections.of(worker)
+            one = Candidate(worker, 1, "f", Tier.SSD, load_ms=true_ms * off * ratio.restore)
+            measured = true_ms * draw.uniform(0.8, 1.2)
+            corrections.learn(one, Timings(0.0, measured, 0.0, 0.0), Said(1.0, 10.0, byte_ms=1e-6 * off))
+    believed_of = [off * corrections.of(worker).restore for worker, off in says.items()]
+    assert pstdev(believed_of) < 0.008 and sum(believed_of) / len(believed_of) == pytest.approx(1.0, rel=0.03)
