@@ -10,11 +10,11 @@ Where all layers see everything, the slopes say which edge.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from libs.controller import table
-from libs.controller.sources import Run, Sources, first_needed
+from libs.controller.sources import Sources, first_needed
 
 _TIERS = len(table.SOURCES)
 _GPU = _TIERS  # the place of staging in a table's tiers
@@ -163,7 +163,7 @@ class Restores:
         bends = {resident + values[table.BREAK_EVEN + tier] for tier in range(_TIERS)}
         bends |= {position + window for window in windows for position in (resident, *positions)}
         for node in [*[run.last + 1 for run in self.runs], *[bisect_left(ends, bend) for bend in bends]]:
-            edges |= {node - 1, node, node + 1}
+            edges |= {node - 1, node}
         return sorted([node for node in edges if begin <= node < self._until])
 
     def _read(self, reader: Reader, resident: int, begin: int, node: int) -> Read | None:
@@ -173,13 +173,18 @@ class Restores:
         opens, total = node, 0
         size_of = [0] * _TIERS
         for index, group in enumerate(self.sources.groups):
-            low = max(begin, bisect_right(ends, first_needed(group, boundary)))
+            low = max(begin, bisect_right(ends, first_needed(group, boundary))) if group.window else begin
             opens = min(opens, low)
-            for run, places in self._over(reader, low, node):
-                if places[index] < 0:
+            for run, places in zip(self.runs, reader.places, strict=True):
+                if run.last < low:
+                    continue
+                if run.first > node:
+                    break
+                place = places[index]
+                if place < 0:
                     return None
                 size = run.sizes[index] * (min(run.last, node) + 1 - max(run.first, low))
-                size_of[places[index]] += size
+                size_of[place] += size
                 total += size
         load_ms = 0.0
         for tier, size in enumerate(size_of):
@@ -192,9 +197,3 @@ class Restores:
         ttft_ms = max(reader.queue_ms, load_ms) + restore_ms + reader.first_ms
         ttft_ms += (self.length - boundary) * reader.per_token_ms
         return Read(ttft_ms, boundary, total, load_ms, farthest, node, opens, resident)
-
-    def _over(self, reader: Reader, low: int, node: int) -> Iterator[tuple[Run, Places]]:
-        """The runs that nodes[low : node + 1] lie in."""
-        for run, places in zip(self.runs, reader.places, strict=True):
-            if run.last >= low and run.first <= node:
-                yield run, places
