@@ -1,0 +1,91 @@
+"""The steps that concern the map: taking it, letting vanished endpoints lapse, operators' drains."""
+
+from __future__ import annotations
+
+from .books import Books
+from .contours import Contour, Move
+from .desired import DesiredMap
+from .effects import Notice
+from .generation import Trigger
+from .model import Endpoint, EndpointKey
+from .swaps import drop_pending, want
+
+
+def settle(books: Books) -> None:
+    """Take the map that was read, if it holds still."""
+    desired = books.desired
+    refused_before = desired.empty_since
+    taken = desired.settle(books.policy, any(record.live for record in books.inventory), books.now)
+    if desired.empty_since is not None and refused_before is None:
+        books.out.warn(Notice.EMPTY_MAP_REFUSED, f"revision {desired.revision_read}")
+    if taken is not None:
+        _take(books, taken)
+
+
+def lapse(books: Books) -> None:
+    """Vanished endpoints whose grace is over go, as far as no cell falls below its minimum by it."""
+    for key in books.roster.overdue(books.policy, books.now):
+        writers = [record for record in books.inventory.of_endpoint(key) if record.serving]
+        wanted = frozenset(cell for endpoint in books.roster.listed() for cell in endpoint.cells)
+        if books.cover().spares(writers, wanted, books.policy.survivability_min):
+            books.roster.lapse(key)
+            books.out.warn(Notice.ENDPOINT_LAPSED, f"{key.worker} at {key.address}")
+            books.forget([key])
+
+
+def drain_worker(books: Books, worker: str, address: str, drained: bool) -> None:
+    """An operator's word: it stands above coverage."""
+    keys = [e.endpoint.key for e in books.roster if e.endpoint.worker == worker and address in ("", e.endpoint.address)]
+    for key in keys:
+        books.roster.drain(key, drained)
+        if not drained:
+            books.refill.renew(key)
+            continue
+        books.cancel(books.refill.of_endpoint(key))
+        for record in books.inventory.of_endpoint(key):
+            if record.contour is Contour.WARM and record.live:
+                books.close(record, Move.ABANDONED)
+            elif record.active:
+                books.drain(record, Move.OPERATOR)
+            elif record.fallback:
+                books.inventory.set_fallback(record, False)
+        if books.roster.get(key) is None:
+            books.forget([key])
+
+
+def goodbye(books: Books, key: EndpointKey) -> None:
+    """A worker closed its tunnel because it leaves."""
+    if books.roster.goodbye(key):
+        books.forget([key])
+
+
+def supersede(books: Books, endpoint: Endpoint) -> None:
+    """Writers known to lead to a process before this one are worth nothing."""
+    for record in books.inventory.of_endpoint(endpoint.key):
+        if record.learnt and record.incarnation < endpoint.incarnation:
+            books.evict(record, Move.REPLACED)
+
+
+def _take(books: Books, taken: DesiredMap) -> None:
+    changes = books.roster.apply(taken, books.now)
+    for endpoint in changes.altered:
+        books.inventory.relist(endpoint)
+        supersede(books, endpoint)
+    for key in (*changes.renewed, *changes.returned):
+        books.refill.renew(key)
+    for key in changes.returned:
+        books.out.warn(Notice.ENDPOINT_RETURNED, f"{key.worker} at {key.address}")
+    for key in changes.vanished:
+        books.out.warn(Notice.ENDPOINT_VANISHED, f"{key.worker} at {key.address}")
+    books.forget(changes.gone)
+    generations = books.generations
+    if not generations.active:
+        if taken.endpoints:
+            generations.bootstrap(taken, books.now)
+        return
+    committed = generations.committed
+    pending = generations.pending
+    if committed is not None and committed.hash == taken.hash and not (pending is not None and pending.fresh):
+        drop_pending(books)
+    else:
+        want(books, Trigger.MAP)
