@@ -79,6 +79,7 @@ def identified(books: Books, writer: WriterId, incarnation: int) -> None:
     books.inventory.identify(record, incarnation)
     entry = books.roster.get(record.key)
     if entry is not None and incarnation < entry.endpoint.incarnation:
+        record.superseded = True
         books.evict(record, Move.REPLACED)
 
 

@@ -75,6 +75,23 @@ class PoolCore:
         """Whether traffic should come."""
         return self.books.gate.now
 
+    @property
+    def stopping(self) -> bool:
+        """Whether the end has begun."""
+        return not self.books.running
+
+    def degraded(self, writer: WriterId) -> frozenset[str]:
+        """Why a writer is degraded, as far as the core knows."""
+        record = self.books.inventory.get(writer)
+        return record.degraded if record is not None else frozenset()
+
+    def parting(self, writer: WriterId) -> tuple[Move | None, bool]:
+        """Why the pool is closing a writer (None: it is not), and whether because its process has been replaced."""
+        record = self.books.inventory.get(writer)
+        if record is None:
+            return None, False
+        return record.closing, record.superseded
+
     def candidates(self, target: Target, work: Work) -> list[WriterRecord]:
         """Writers that may take a bind, best first; empty = no coverage. Call under the binding lock."""
         books = self.books

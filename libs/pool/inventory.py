@@ -38,6 +38,7 @@ class WriterRecord:
     fallback: bool = False
     stale_until: float | None = None
     warned: bool = False
+    superseded: bool = False  # its process has been replaced by another
 
     @property
     def key(self) -> EndpointKey:

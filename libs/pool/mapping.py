@@ -63,6 +63,7 @@ def supersede(books: Books, endpoint: Endpoint) -> None:
     """Writers known to lead to a process before this one are worth nothing."""
     for record in books.inventory.of_endpoint(endpoint.key):
         if record.learnt and record.incarnation < endpoint.incarnation:
+            record.superseded = True
             books.evict(record, Move.REPLACED)
 
 

@@ -34,6 +34,10 @@ class Health:
         self.last_rtt: float | None = None
         self.reasons: set[Degraded] = set()
 
+    def reconfigure(self, limits: HealthLimits) -> None:
+        """Judge by these from here on."""
+        self._limits = limits
+
     @property
     def degraded(self) -> bool:
         """Whether any reason stands."""

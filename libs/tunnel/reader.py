@@ -26,16 +26,16 @@ from .writer import Writer
 class Tombstones:
     """The conn_ids that ended most lately; whether an item for one of them still needs an answer."""
 
-    __slots__ = ("_ended", "_limit")
+    __slots__ = ("_ended", "limit")
 
     def __init__(self, limit: int) -> None:
-        self._limit = limit
+        self.limit = limit
         self._ended: OrderedDict[int, CloseReason] = OrderedDict()
 
     def add(self, conn_id: int, reason: CloseReason) -> None:
         """Remember one, forgetting the oldest past the limit."""
         self._ended[conn_id] = reason
-        if len(self._ended) > self._limit:
+        while len(self._ended) > self.limit:
             self._ended.popitem(last=False)
 
     def get(self, conn_id: int) -> CloseReason | None:
@@ -85,11 +85,18 @@ class Reader:
         self.tombstones = Tombstones(config.tombstones)
         self.on_first_frame: Callable[[], None] | None = None
 
+    def reconfigure(self, config: TunnelConfig) -> None:
+        """Other bounds from here on."""
+        self._config = config
+        self.sequence.ack_every = config.ack_every
+        self.tombstones.limit = config.tombstones
+
     async def run(self) -> Closed:
         """Read until the peer ends the tunnel; how it did. Raises what the codec and the carrier raise."""
-        read, config, counters = self._carrier.read, self._config, self._counters
+        read, counters = self._carrier.read, self._counters
         while True:
             data = await read()
+            config = self._config
             if data is None:
                 return Closed(CloseReason.PEER_LOST, "the stream ended without a close")
             frame = decode(data, config.max_frame_bytes, config.max_items, self._verify)

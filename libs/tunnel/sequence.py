@@ -23,6 +23,10 @@ class SendWindow:
         self.acked = 0
         self.unacked_bytes = 0
 
+    def resize(self, max_frames: int, max_bytes: int) -> None:
+        """Other bounds from here on; what is over them waits to be acknowledged."""
+        self._max_frames, self._max_bytes = max_frames, max_bytes
+
     @property
     def unacked_frames(self) -> int:
         """Data and close frames sent and not acknowledged."""
@@ -64,10 +68,10 @@ class SendWindow:
 class ReceiveSequence:
     """Demands exactly the next number, and says when an acknowledgement is due."""
 
-    __slots__ = ("_ack_every", "acked", "last", "unacked")
+    __slots__ = ("ack_every", "acked", "last", "unacked")
 
     def __init__(self, ack_every: int) -> None:
-        self._ack_every = ack_every
+        self.ack_every = ack_every
         self.last = 0
         self.acked = 0
         # Data and close frames seen since the last acknowledgement.
@@ -83,7 +87,7 @@ class ReceiveSequence:
     def needs_ack(self) -> bool:
         """Count one data or close frame; true when an acknowledgement must not wait any longer."""
         self.unacked += 1
-        return self.unacked >= self._ack_every
+        return self.unacked >= self.ack_every
 
     def take_ack(self) -> int:
         """The number to acknowledge now."""

@@ -160,6 +160,22 @@ class Tunnel:
         """End the tunnel in order: what was accepted for sending goes out first. Idempotent; ``run`` returns."""
         self._end(Closed(reason, detail))
 
+    def reconfigure(self, config: TunnelConfig) -> None:
+        """Other timings and bounds from here on; routes that are open keep the bounds of their channels.
+
+        Raises ValueError for other frame limits: those hold for both ends.
+        """
+        before = self.config
+        if (config.max_frame_bytes, config.max_items) != (before.max_frame_bytes, before.max_items):
+            raise ValueError(
+                f"frame limits of a live tunnel stay {before.max_frame_bytes} bytes and {before.max_items} items:"
+                f" not {config.max_frame_bytes} and {config.max_items}; they apply to new tunnels"
+            )
+        self.config = config
+        self.health.reconfigure(config.health)
+        self.writer.reconfigure(config)
+        self._reader.reconfigure(config)
+
     async def run(self) -> Closed:
         """Live until the end; how it ended. Call once."""
         if self._running or self._closed is not None:
@@ -265,15 +281,19 @@ class Tunnel:
             self._end(Closed(CloseReason.PEER_LOST, str(error)))
 
     async def _keep(self) -> None:
-        config, limits = self.config, self.config.health
-        tick = max(
-            0.01,
-            min(
-                limits.stall_s / 2, limits.pong_timeout_s / 4, config.route.congested_s / 2, config.ping_interval_s / 4
-            ),
-        )
         now = next_ping = self.now()
         while True:
+            config, limits = self.config, self.config.health
+            tick = max(
+                0.01,
+                min(
+                    limits.stall_s / 2,
+                    limits.pong_timeout_s / 4,
+                    config.route.congested_s / 2,
+                    config.ping_interval_s / 4,
+                ),
+            )
+            next_ping = min(next_ping, now + config.ping_interval_s + config.ping_jitter_s)
             before = set(self.health.reasons)
             if not self.health.check(now, self.writer.write_started):
                 self._end(Closed(CloseReason.PEER_LOST, f"no pong within {limits.pong_timeout_s} s"))

@@ -74,6 +74,12 @@ class Writer:
         # When the send in progress began; None between sends.
         self.write_started: float | None = None
 
+    def reconfigure(self, config: TunnelConfig) -> None:
+        """Other bounds from here on; what waits already stays."""
+        self._config = config
+        self.window.resize(config.window_frames, config.window_bytes)
+        self._wake.set()
+
     @property
     def waiting_items(self) -> int:
         """Payloads in the command channel: outstanding work, for selection."""

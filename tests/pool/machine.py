@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from libs.pool.events import (
     BeginShutdown,
@@ -61,8 +61,6 @@ INDEXES = st.sampled_from(range(len(ENDPOINTS)))
 
 class PoolMachine(RuleBasedStateMachine):
     """See the module."""
-
-    sessions: Bundle[Session] = Bundle("sessions")
 
     @initialize(listed=st.sets(INDEXES, min_size=2))
     def start(self, listed: set[int]) -> None:
@@ -183,29 +181,42 @@ class PoolMachine(RuleBasedStateMachine):
 
     # --- routes ---
 
-    @rule(target=sessions, worker=WORKERS, cell=st.sampled_from(["", "A", "B", "C"]))
-    def bind(self, worker: str, cell: str) -> Session | None:
-        return self.world.bind(CellTarget(cell) if cell else WorkerTarget(worker))
+    @rule(times=st.integers(1, 4), worker=WORKERS, cell=st.sampled_from(["", "A", "B", "C"]))
+    def bind(self, times: int, worker: str, cell: str) -> None:
+        for _ in range(times):
+            self.world.bind(CellTarget(cell) if cell else WorkerTarget(worker))
 
-    @rule(session=sessions)
-    def finish(self, session: Session | None) -> None:
+    def chosen(self, data: st.DataObject) -> Session | None:
+        live = [session for session in self.world.sessions if session.route.closed is None]
+        return live[data.draw(st.integers(0, len(live) - 1))] if live else None
+
+    @rule(data=st.data())
+    def finish(self, data: st.DataObject) -> None:
+        session = self.chosen(data)
         if session is not None:
             self.world.consume(session)
             self.world.finish(session)
 
-    @rule(session=sessions)
-    def consumer_stops(self, session: Session | None) -> None:
+    @rule(data=st.data())
+    def consumer_stops(self, data: st.DataObject) -> None:
+        session = self.chosen(data)
         if session is not None:
             session.stopped = True
 
-    @rule(tokens=st.integers(1, 4))
-    def iterations(self, tokens: int) -> None:
-        """A token for every open route, each iteration one frame for each tunnel; consumers keep up or stand still."""
+    @rule(tokens=st.sampled_from([1, 5, 40]), rests=st.booleans())
+    def iterations(self, tokens: int, rests: bool) -> None:
+        """A token for every open route, each iteration one frame for each tunnel; consumers keep up, or rest at first,
+        or stand still for good."""
         for number in range(tokens):
             live = [session for session in self.world.sessions if session.route.closed is None]
             self.world.deliver((session, bytes([number])) for session in live)
             for session in live:
-                self.world.consume(session)
+                if not rests or number == min(tokens, 7) - 1 or number > 7:
+                    self.world.consume(session)
+
+    @rule(seconds=st.sampled_from([0.0, 0.02]))
+    def cancels_take_time(self, seconds: float) -> None:
+        self.world.cancel_s = seconds
 
     @precondition(lambda self: not self.over)
     @rule(grace=st.sampled_from([0.0, 5.0]), sure=st.integers(0, 9))

@@ -103,6 +103,7 @@ class World:
         self.closed_writers: list[WriterId] = []
         self.watch: Callable[[PoolEvent, Callable[[], Ready]], Ready] = lambda _event, handle: handle()
         self.auto_commit = True
+        self.cancel_s = 0.0  # how long a dial goes on after it was given up
         self._agenda: list[tuple[float, int, Callable[[], None]]] = []
         self._serial = count()
         self._wake_at: float | None = None
@@ -160,7 +161,7 @@ class World:
             self.after(self.latency_s, lambda writer=close.writer: self.end(writer, End.CLOSED, CloseReason.RETIRED))
         for writer in ready.cancels:
             if writer in self.dials:
-                self.after(0.0, lambda writer=writer: self.give_up(writer))
+                self.after(self.cancel_s, lambda writer=writer: self.give_up(writer))
         for dial in ready.dials:
             self.dials[dial.writer] = dial.endpoint
             self.after(self.latency_s, lambda writer=dial.writer: self.finish_dial(writer))
