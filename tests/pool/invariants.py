@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from libs.pool.contours import Contour, Move
 from libs.pool.effects import Ready
-from libs.pool.events import BeginShutdown, CommitGeneration, DrainWorker, Ended, PoolEvent, SetPolicy
+from libs.pool.events import BeginShutdown, CommitGeneration, DrainWorker, End, Ended, PoolEvent, SetPolicy
 from libs.pool.generation import Obstacle
 from libs.pool.model import Cell, WriterId
 from libs.pool.replacement import Phase
@@ -31,6 +31,7 @@ class Watch:
 
     def around(self, event: PoolEvent, handle: Callable[[], Ready]) -> Ready:
         books = self.world.core.books
+        keys = {r.writer: r.key for r in books.inventory}
         serving = {r.writer: r.endpoint.cells for r in books.inventory if r.serving}
         listed = {entry.endpoint.key for entry in books.roster if entry.listed}
         wanted = books.wanted_cells()
@@ -42,25 +43,26 @@ class Watch:
             self.all_or_nothing(event, generation, before, ready)
         if not isinstance(event, BeginShutdown | DrainWorker | SetPolicy):
             lost = {event.writer} if isinstance(event, Ended) else set()
+            if isinstance(event, Ended) and event.end is End.LEAVING:  # the worker speaks for all of its tunnels
+                lost |= {writer for writer, key in keys.items() if key == keys.get(event.writer)}
             self.coverage_kept(serving, wanted & books.wanted_cells(), lost, set(listed))
         self.successors(retiring)
-        self.bindings()
         return ready
 
     # 1
 
     def bindings(self) -> None:
-        """One active route per conn_id, and the books say what the registry says."""
+        """At rest of the cleanup worker: one active route per conn_id, and nobody holds what belongs to no route."""
         registry = self.world.registry
         live = [route for entry in registry.tunnels.values() for route in entry.routes.values()]
         ids = Counter(route.conn_id for route in live)
         assert not [conn_id for conn_id, times in ids.items() if times > 1], "two active routes of one conn_id"
         held = registry.snapshot()
         assert held.routes == len(live)
-        assert held.permits == held.routes + held.cleanups, "a permit belongs to nobody"
-        assert held.bindings >= held.routes
-        if not held.cleanups:
-            assert held.bindings == held.routes, "a binding of a route that ended"
+        assert held.cleanups == 0
+        assert held.permits == held.routes, "a permit belongs to nobody"
+        assert held.bindings == held.routes, "a binding of a route that ended"
+        assert registry.counters.handler_errors == 0, "an invariant was violated while a route was cleaned up"
 
     def counts(self) -> None:
         """At rest of the cleanup worker: the core's counts are the registry's."""

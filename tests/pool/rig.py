@@ -34,8 +34,9 @@ CALM = PoolPolicy(
     map_coalesce_s=0.02,
     vanish_grace_s=0.3,
     no_coverage_wait_s=5.0,
-    connect_s=2.0,
+    connect_s=5.0,
     partial_after_s=0.2,
+    recovery_grace_s=0,
 )
 
 

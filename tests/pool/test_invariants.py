@@ -16,11 +16,12 @@ from libs.tunnel.channel import Channel, Put
 from tests.pool.machine import PoolMachine
 
 SETTINGS = settings(
-    max_examples=60,
+    max_examples=30,
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=list(HealthCheck),
     print_blob=False,
+    phases=(Phase.explicit, Phase.generate),
 )
 
 # Found is enough: nobody reads the smallest example of a planted bug.
@@ -94,5 +95,5 @@ def test_a_planted_bug_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> 
     _FULL.clear()
     monkeypatch.setattr(owner, attribute, wrong)
     with pytest.raises(BaseException) as caught:
-        run_state_machine_as_test(PoolMachine, settings=settings(SETTINGS, phases=_NO_SHRINKING))
+        run_state_machine_as_test(PoolMachine, settings=settings(SETTINGS, max_examples=200, phases=_NO_SHRINKING))
     assert not isinstance(caught.value, KeyboardInterrupt)
