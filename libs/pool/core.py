@@ -54,14 +54,15 @@ from .shutdown import Stage
 from .telemetry import PoolSnapshot, snapshot
 
 TICK_S = 1.0
-"""Longest time between two looks at the whole."""
+"""Longest time between two looks at the whole, in seconds."""
 
 
 class PoolCore:
     """See the module. Not reentrant. Times in the caller's monotonic seconds."""
 
-    def __init__(self, policy: PoolPolicy, chance: Chance, now: float = 0.0) -> None:
+    def __init__(self, policy: PoolPolicy, chance: Chance, now: float = 0.0, tick_s: float = TICK_S) -> None:
         self.books = Books(policy, chance, now=now)
+        self._tick_s = tick_s
 
     # --- what a shell may read ---
 
@@ -173,7 +174,7 @@ class PoolCore:
 
     def _reconcile(self) -> float:
         books = self.books
-        wake: list[float | None] = [books.now + TICK_S]
+        wake: list[float | None] = [books.now + self._tick_s]
         if books.running:
             mapping.settle(books)
             mapping.lapse(books)

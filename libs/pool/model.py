@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 T = TypeVar("T")
@@ -37,7 +37,7 @@ class Endpoint:
     """A worker's tunnel address and the cells it serves: one for each of its models.
 
     ``incarnation`` grows with each new process behind the address; 0 = not known. ``family`` may be left empty: it is
-    then read off the address.
+    then read off the address. ``groups``: the cell-families it belongs to.
     """
 
     worker: str
@@ -45,6 +45,8 @@ class Endpoint:
     cells: tuple[Cell, ...] = ()
     incarnation: int = 0
     family: Family = ""
+    key: EndpointKey = field(init=False, repr=False, compare=False)
+    groups: tuple[Group, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not self.worker or not self.address:
@@ -52,16 +54,8 @@ class Endpoint:
         object.__setattr__(self, "cells", tuple(sorted(set(self.cells))))
         if not self.family:
             object.__setattr__(self, "family", "ipv6" if self.address.startswith("[") else "ipv4")
-
-    @property
-    def key(self) -> EndpointKey:
-        """See EndpointKey."""
-        return EndpointKey(self.worker, self.address)
-
-    @property
-    def groups(self) -> tuple[Group, ...]:
-        """The cell-families it belongs to."""
-        return tuple(Group(cell, self.family) for cell in self.cells)
+        object.__setattr__(self, "key", EndpointKey(self.worker, self.address))
+        object.__setattr__(self, "groups", tuple(Group(cell, self.family) for cell in self.cells))
 
 
 class Chance(Protocol):

@@ -47,9 +47,11 @@ class Roster:
 
     def __init__(self) -> None:
         self._entries: dict[EndpointKey, Entry] = {}
+        # Entries in order, and the two selections of them, until the next change.
+        self._views: tuple[tuple[Entry, ...], tuple[Endpoint, ...], tuple[Endpoint, ...]] | None = None
 
     def __iter__(self) -> Iterator[Entry]:
-        return iter([self._entries[key] for key in sorted(self._entries)])
+        return iter(self._viewed()[0])
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -60,14 +62,15 @@ class Roster:
 
     def dialable(self) -> tuple[Endpoint, ...]:
         """Endpoints that should have writers, in the order of their keys."""
-        return tuple(entry.endpoint for entry in self if not entry.drained)
+        return self._viewed()[1]
 
     def listed(self) -> tuple[Endpoint, ...]:
         """Of them, those in the taken map."""
-        return tuple(entry.endpoint for entry in self if entry.listed and not entry.drained)
+        return self._viewed()[2]
 
     def apply(self, taken: DesiredMap, now: float) -> Changes:
         """A map was taken."""
+        self._views = None
         added, altered, renewed, returned, vanished, gone = [], [], [], [], [], []
         for key, endpoint in taken.by_key.items():
             entry = self._entries.get(key)
@@ -98,6 +101,7 @@ class Roster:
 
     def drain(self, key: EndpointKey, drained: bool) -> None:
         """The operator's word on a listed endpoint; also lets one that vanished go at once."""
+        self._views = None
         entry = self._entries.get(key)
         if entry is None:
             return
@@ -108,6 +112,7 @@ class Roster:
 
     def goodbye(self, key: EndpointKey) -> bool:
         """Its worker leaves in order: it goes with the map that lacks it, at once if that has come. Whether it did."""
+        self._views = None
         entry = self._entries.get(key)
         if entry is None:
             return False
@@ -119,6 +124,7 @@ class Roster:
 
     def reached(self, key: EndpointKey) -> None:
         """Its worker answers (again)."""
+        self._views = None
         entry = self._entries.get(key)
         if entry is not None and entry.leaving:
             self._entries[key] = replace(entry, leaving=False)
@@ -133,6 +139,7 @@ class Roster:
 
     def lapse(self, key: EndpointKey) -> None:
         """A vanished endpoint goes."""
+        self._views = None
         if self._entries.pop(key).listed:
             raise PoolBugError(f"endpoint {key} is listed and cannot lapse")
 
@@ -143,3 +150,13 @@ class Roster:
                 raise PoolBugError(f"endpoint {entry.endpoint.key} is listed under {key}")
             if entry.drained and not entry.listed:
                 raise PoolBugError(f"endpoint {key} was drained and has left the map, but is in effect")
+
+    def _viewed(self) -> tuple[tuple[Entry, ...], tuple[Endpoint, ...], tuple[Endpoint, ...]]:
+        if self._views is None:
+            entries = tuple(self._entries[key] for key in sorted(self._entries))
+            self._views = (
+                entries,
+                tuple(entry.endpoint for entry in entries if not entry.drained),
+                tuple(entry.endpoint for entry in entries if entry.listed and not entry.drained),
+            )
+        return self._views

@@ -268,7 +268,7 @@ class PoolMachine(RuleBasedStateMachine):
             world.feed(DrainWorker(f"w{worker}", drained=False))
         world.feed(SetPolicy(replace(BUSY, floor_mode=FloorMode.STATIC, reinit_interval_s=0, shadow_writers=0)))
         self.read(set(range(len(ENDPOINTS))))
-        world.run(90)
+        world.run(60)
         world.feed(Tick())
         assert world.core.readiness.ready
         assert world.core.books.generations.pending is None

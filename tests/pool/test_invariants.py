@@ -16,7 +16,7 @@ from libs.tunnel.channel import Channel, Put
 from tests.pool.machine import PoolMachine
 
 SETTINGS = settings(
-    max_examples=30,
+    max_examples=20,
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=list(HealthCheck),

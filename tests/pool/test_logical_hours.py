@@ -26,6 +26,14 @@ def world() -> Iterator[World]:
     world.close()
 
 
+@pytest.fixture
+def slow() -> Iterator[World]:
+    """For hours: the core looks at the whole every twenty seconds."""
+    world = World(STATIC, tick_s=20)
+    yield world
+    world.close()
+
+
 def started(world: World, count: int = 3, *cells: str) -> list:  # type: ignore[type-arg]
     listed = [endpoint(index, *cells) for index in range(count)]
     world.read(*listed)
@@ -58,7 +66,8 @@ def test_ten_idle_minutes_end_no_open_route(world: World) -> None:
     world.assert_rest()
 
 
-def test_six_hours_of_incomplete_coverage_are_visible_and_never_half_activate(world: World) -> None:
+def test_six_hours_of_incomplete_coverage_are_visible_and_never_half_activate(slow: World) -> None:
+    world = slow
     listed = started(world, 4)
     for entry in listed[2:]:
         world.up[entry.key] = False  # their tunnels stand, new ones are refused
@@ -85,7 +94,8 @@ def test_six_hours_of_incomplete_coverage_are_visible_and_never_half_activate(wo
     assert len(world.active()) == 8
 
 
-def test_outage_of_the_map_and_its_recovery_close_nothing(world: World) -> None:
+def test_outage_of_the_map_and_its_recovery_close_nothing(slow: World) -> None:
+    world = slow
     listed = started(world, 4)
     before = {record.writer for record in world.active()}
     for seen, seconds in ((listed, 1), ([], 3600), (listed[:1], 29), (listed, 600)):
@@ -209,7 +219,7 @@ def test_two_families_of_one_cell(world: World) -> None:
 
 
 def test_the_floor_follows_the_load_and_does_not_oscillate() -> None:
-    world = World(PoolPolicy(reinit_interval_s=0))
+    world = World(PoolPolicy(reinit_interval_s=0), tick_s=5)
     started(world, 3)
     world.run(1000)
     assert len(world.active()) == 3  # a quiet time
@@ -234,7 +244,7 @@ def test_the_floor_follows_the_load_and_does_not_oscillate() -> None:
 
 
 def test_periodic_generations_replace_every_tunnel_and_lose_no_coverage() -> None:
-    world = World(replace(STATIC, reinit_interval_s=900))
+    world = World(replace(STATIC, reinit_interval_s=900), tick_s=10)
     started(world, 3)
     seen = {record.writer for record in world.active()}
     commits = []

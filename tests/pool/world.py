@@ -83,15 +83,15 @@ class Session:
 
 
 class World:
-    """See the module. ``latency_s`` of a dial; an endpoint that is down refuses at once."""
+    """See the module. ``tick_s``: how seldom the core may look; an endpoint that is down refuses dials."""
 
-    def __init__(self, policy: PoolPolicy | None = None, seed: int = 1, latency_s: float = 0.01) -> None:
+    def __init__(self, policy: PoolPolicy | None = None, seed: int = 1, tick_s: float = 1.0) -> None:
         self.now = 1000.0
-        self.core = PoolCore(policy or PoolPolicy(), Random(seed), self.now)
+        self.core = PoolCore(policy or PoolPolicy(), Random(seed), self.now, tick_s)
         self.loop = asyncio.new_event_loop()
         self.registry = Registry()
         self.loop.run_until_complete(self.registry.__aenter__())
-        self.latency_s = latency_s
+        self.latency_s = 0.01
         self.up: dict[EndpointKey, bool] = {}
         self.map: tuple[Endpoint, ...] = ()
         self.revision = 0
