@@ -4,7 +4,7 @@ NAME ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 SERVICES := router worker catalog ingress
-LIBS := tunnel controller continuation chunks service
+LIBS := tunnel pool controller continuation chunks service
 COMMANDS := cache decisions
 ARGS ?=
 # What runs with the worker's extra alone; tests/worker_storage publishes to a real catalog and needs that one's too.

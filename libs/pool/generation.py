@@ -187,13 +187,15 @@ def assess(
     fresh = cover(records, lambda record: is_fresh(record, pending))
     endpoints = [endpoint for endpoint in pending.map.endpoints if endpoint.key in used]
     groups = groups_of(endpoints)
-    missing_groups = frozenset(group for group in groups if not fresh.groups[group])
-    serving = {record.key for record in records if record.serving}
-    in_use = [endpoint.key for endpoint in endpoints if endpoint.key in serving]
+    serving = cover(records)
+    # A cell that has its minimum, or less than that, must not come out of the commit with fewer.
+    short = {g.cell for g in groups if fresh.cells[g.cell] < min(policy.survivability_min, serving.cells[g.cell])}
+    missing_groups = frozenset(group for group in groups if not fresh.groups[group] or group.cell in short)
+    in_use = [endpoint.key for endpoint in endpoints if serving.endpoints[endpoint.key]]
     missing_endpoints = frozenset(key for key in in_use if not fresh.endpoints[key])
     ratio = min(_share(len(missing_groups), len(groups)), _share(len(missing_endpoints), len(in_use)))
     obstacle = Obstacle.NONE
-    if not pending.map.endpoints and serving:
+    if not pending.map.endpoints and +serving.endpoints:
         obstacle = Obstacle.EMPTY_MAP
     elif ratio < policy.min_fresh_ratio:
         obstacle = Obstacle.RATIO

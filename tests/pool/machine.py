@@ -157,6 +157,7 @@ class PoolMachine(RuleBasedStateMachine):
                 "no_coverage": st.sampled_from(NoCoverage),
                 "close_covered": st.booleans(),
                 "writers_per_endpoint": st.integers(1, 3),
+                "survivability_min": st.integers(1, 2),
                 "writers_max": st.sampled_from([0, 4]),
                 "min_fresh_ratio": st.sampled_from([0.0, 0.5, 0.8, 1.0]),
                 "cell_refill": st.booleans(),

@@ -153,5 +153,18 @@ async def test_bind(waits: bool) -> None:
         await made.assert_rest()
 
 
+async def test_bind_waits_for_the_binding_lock() -> None:
+    async with rig(1) as made:
+        await made.full()
+        async with made.pool._guard:
+            waiting = asyncio.create_task(made.pool.bind(WorkerTarget("w0"), b"x"))
+            for _ in range(20):
+                await asyncio.sleep(0)
+            assert not waiting.done()
+            assert made.registry.snapshot().routes == 0
+        (await waiting).close()
+        await made.assert_rest()
+
+
 async def _run(steps: Suspensions, work: Coroutine[Any, Any, Any]) -> Any:
     return await steps(work)

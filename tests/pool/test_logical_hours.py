@@ -8,8 +8,8 @@ import pytest
 
 from libs.pool.contours import Contour
 from libs.pool.effects import Notice
-from libs.pool.events import End, SetPolicy, SwapGeneration
-from libs.pool.generation import Obstacle
+from libs.pool.events import CommitGeneration, End, SetPolicy, SwapGeneration
+from libs.pool.generation import Obstacle, Trigger
 from libs.pool.knobs import FloorMode, PoolPolicy, StaleMode
 from libs.pool.model import CellTarget, WorkerTarget
 from libs.pool.readiness import State
@@ -265,3 +265,114 @@ def test_an_idle_close_by_the_peer_is_expected(world: World) -> None:
     world.run(1)
     assert len(world.active()) == 2
     assert world.core.books.refill.counts.flaps == 0
+
+
+def test_a_shrinking_floor_touches_no_bound_writer(world: World) -> None:
+    started(world, 2)
+    world.run(200)
+    sessions = [world.bind(WorkerTarget("w0")) for _ in range(8)]
+    assert all(record.bound for record in world.active(endpoint(0).key))
+    world.feed(SetPolicy(replace(STATIC, writers_per_endpoint=1)))
+    world.run(1000)
+    assert len(world.active(endpoint(0).key)) == 2
+    assert len(world.active(endpoint(1).key)) == 1
+    for session in sessions:
+        assert session is not None
+        assert session.route.closed is None
+        world.finish(session)
+    world.run(2)
+    assert len(world.active(endpoint(0).key)) == 1
+
+
+def test_a_new_endpoint_serves_before_its_generation_is_committed(world: World) -> None:
+    one, two, dead = endpoint(0, "A"), endpoint(1, "A"), endpoint(2, "B")
+    world.read(one)
+    world.run(1)
+    world.up[dead.key] = False
+    world.read(one, two, dead)
+    world.run(5)
+    assert world.core.books.generations.pending is not None  # the cell that nobody reaches holds it up
+    session = world.bind(WorkerTarget("w1"))
+    assert session is not None
+    assert world.core.readiness.ready
+
+
+def test_a_stale_commit_changes_nothing(world: World) -> None:
+    started(world, 2)
+    world.auto_commit = False
+    world.feed(SwapGeneration())
+    world.run(1)
+    stale = next(ready.commit for ready in reversed(world.ready) if ready.commit is not None)
+    world.read(endpoint(0), endpoint(1), endpoint(5))
+    world.run(1)
+    before = [(r.writer, r.contour, r.generation) for r in world.records]
+    world.feed(CommitGeneration(stale))
+    assert [(r.writer, r.contour, r.generation) for r in world.records] == before
+    assert world.core.books.generations.active == 1
+    current = world.core.books.generations.pending
+    assert current is not None
+    world.feed(CommitGeneration(replace(current.key, revision=current.key.revision + 1)))
+    assert world.core.books.generations.active == 1
+    # One that is what it was, but no longer covered.
+    for record in world.records:
+        if record.contour is Contour.WARM:
+            world.end(record.writer)
+    world.feed(CommitGeneration(current.key))
+    assert world.core.books.generations.active == 1
+
+
+def test_a_dial_of_an_older_map_publishes_nothing(world: World) -> None:
+    world.latency_s = 5.0
+    world.cancel_s = 60.0
+    world.read(endpoint(0, incarnation=1))
+    world.run(1)
+    world.read(endpoint(0, incarnation=2))
+    world.run(4.5)
+    assert world.core.books.refill.counts.stale == 2
+    assert not [record for record in world.records if record.incarnation == 1]
+    world.run(20)
+    assert len(world.active()) == 2
+
+
+def test_all_triggers_share_one_pending_generation(world: World) -> None:
+    started(world, 2)
+    world.up[endpoint(0).key] = False
+    world.feed(SwapGeneration())
+    pending = world.core.books.generations.pending
+    assert pending is not None
+    world.feed(SwapGeneration())
+    world.feed(SetPolicy(replace(STATIC, reinit_interval_s=5, reinit_jitter=0)))
+    world.run(8)
+    again = world.core.books.generations.pending
+    assert again is not None
+    assert again.key == pending.key
+    assert again.triggers == {Trigger.OPERATOR, Trigger.PERIODIC}
+    assert world.core.books.generations.superseded == 0
+
+
+def test_shadows_of_an_only_endpoint_are_rotated() -> None:
+    world = World(replace(STATIC, shadow_writers=1, shadow_rotation_s=900))
+    world.read(endpoint(0))
+    world.run(1)
+    before = {record.writer for record in world.active()}
+    assert len(before) == 3
+    world.run(905)
+    after = {record.writer for record in world.active()}
+    assert len(after) == 3
+    assert len(after - before) == 1
+    assert world.core.books.replacements.counts.committed == 1
+    world.close()
+
+
+def test_a_probe_ends_a_quarantine() -> None:
+    world = World(replace(STATIC, quarantine_failures=3, fast_retries=1, quarantine_s=4000))
+    started(world, 2)
+    world.fail(endpoint(0).key)
+    world.run(300)
+    assert world.core.snapshot(world.now).quarantined == 1
+    assert world.core.snapshot(world.now).probes >= 3
+    world.fail(endpoint(0).key, up=True)
+    world.run(65)
+    assert world.core.snapshot(world.now).quarantined == 0
+    assert len(world.active(endpoint(0).key)) == 2
+    world.close()

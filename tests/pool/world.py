@@ -36,7 +36,7 @@ from libs.tunnel import ChannelLimits, Closed, CloseReason, Registry, Route, Tun
 from libs.tunnel.channel import Put
 
 LOST = Closed(CloseReason.PEER_LOST)
-LIMITS = ChannelLimits(max_items=8, max_bytes=1 << 16, high_items=6, high_bytes=1 << 15, congested_s=2.0)
+LIMITS = ChannelLimits(max_items=8, max_bytes=32, high_items=6, high_bytes=16, congested_s=2.0)
 
 
 def endpoint(index: int, *cells: str, host: str = "127.0.0.1", incarnation: int = 1) -> Endpoint:
