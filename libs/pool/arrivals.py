@@ -61,6 +61,8 @@ def ended(books: Books, writer: WriterId, end: End) -> None:
     books.replacements.gone(writer)
     key = record.key
     entry = books.roster.get(key)
+    if entry is None:
+        books.inventory.forget_losses([key])
     if record.closing is not None or entry is None:
         return
     if end is End.LEAVING:

@@ -148,10 +148,18 @@ class TunnelPool:
         """The desired map as its source has it now; call it again whenever it is read."""
         self.feed(MapRead(tuple(endpoints), revision))
 
-    async def bind(self, target: Target, first_payload: bytes, on_closed: OnClosed | None = None) -> Route:
+    async def bind(
+        self,
+        target: Target,
+        first_payload: bytes,
+        on_closed: OnClosed | None = None,
+        *,
+        wait_s: float = float("inf"),
+    ) -> Route:
         """A new route to the target, its first payload on the way.
 
-        Waits for a tunnel within the policy's wait. Raises NoCoverageError, PoolClosingError, GoDirectError, and what
+        Waits for a tunnel within the policy's wait, and no longer than ``wait_s``: who has another candidate waits
+        for none. Raises NoCoverageError, PoolClosingError, GoDirectError, and what
         ``Tunnel.open`` does: ChannelFullError if every tunnel's command channel is full, PayloadTooLargeError,
         TooManyRoutesError. Then nothing was bound.
         """
@@ -169,8 +177,10 @@ class TunnelPool:
                 case Refuse(why):
                     kind = PoolClosingError if why is Refusal.CLOSING else NoCoverageError
                     raise kind(target, why, self._core.readiness, waited)
-                case Hold(wait_s):
-                    await self._hold(target, wait_s)
+                case Hold() if waited >= wait_s:
+                    raise NoCoverageError(target, Refusal.NO_COVERAGE, self._core.readiness, waited)
+                case Hold(longest_s):
+                    await self._hold(target, min(longest_s, wait_s - waited))
 
     def identify(self, tunnel: Tunnel, incarnation: int) -> None:
         """The process behind the tunnel has said which it is."""

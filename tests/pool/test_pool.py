@@ -82,6 +82,34 @@ async def test_hold_until_a_worker_comes() -> None:
         await made.assert_rest()
 
 
+async def test_who_has_another_candidate_need_not_wait() -> None:
+    async with rig(1, no_coverage_wait_s=60) as made:
+        await made.full()
+        with pytest.raises(NoCoverageError) as caught:
+            await made.pool.bind(WorkerTarget("w9"), b"x", wait_s=0)
+        assert caught.value.waited_s < 1
+        (await made.pool.bind(WorkerTarget("w0"), b"x", wait_s=0)).close()
+        await made.assert_rest()
+
+
+async def test_routes_go_to_the_process_that_was_asked_for() -> None:
+    async with rig(1) as made:
+        await made.full()
+        for writer in made.pool.writers():
+            made.pool.identify(writer.tunnel, 1)
+        (await echo(made, WorkerTarget("w0", 1))).close()
+        with pytest.raises(NoCoverageError):
+            await made.pool.bind(WorkerTarget("w0", 2), b"x", wait_s=0)
+        old = {writer.writer for writer in made.pool.writers()}
+        made.workers[0].incarnation = 2  # the map knows of a new process; the tunnels that stand lead to the old one
+        made.observe_all()
+        await made.until(lambda: not old & {writer.writer for writer in made.pool.writers()})
+        await made.full()
+        assert all(loss.superseded and not loss.orderly for writer, loss in made.seen.lost if writer.writer in old)
+        (await echo(made, WorkerTarget("w0", 2))).close()
+        await made.assert_rest()
+
+
 @pytest.mark.parametrize("ever_up", [False, True])
 async def test_nobody_hangs_without_a_tunnel(ever_up: bool) -> None:
     async with rig(1, no_coverage_wait_s=0.2) as made:
