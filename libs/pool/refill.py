@@ -66,6 +66,7 @@ class Refill:
     def __init__(self) -> None:
         self.attempts: dict[WriterId, Attempt] = {}
         self.counts = RefillCounts()
+        self._by_endpoint: dict[EndpointKey, dict[WriterId, Attempt]] = {}
         self._records: dict[EndpointKey, Record] = {}
         self._last_writer = 0
 
@@ -74,12 +75,19 @@ class Refill:
         self._last_writer += 1
         attempt = Attempt(self._last_writer, need.endpoint, need.generation, now, need.replaces)
         self.attempts[attempt.writer] = attempt
+        self._by_endpoint.setdefault(need.endpoint.key, {})[attempt.writer] = attempt
         self.counts.dials += 1
         return attempt
 
     def end(self, writer: WriterId) -> Attempt | None:
         """The dial is over, whatever came of it; None if it was over already."""
-        return self.attempts.pop(writer, None)
+        attempt = self.attempts.pop(writer, None)
+        if attempt is not None:
+            siblings = self._by_endpoint[attempt.endpoint.key]
+            del siblings[writer]
+            if not siblings:
+                del self._by_endpoint[attempt.endpoint.key]
+        return attempt
 
     def connected(self, key: EndpointKey) -> None:
         """A dial of this endpoint succeeded."""
@@ -149,7 +157,7 @@ class Refill:
 
     def of_endpoint(self, key: EndpointKey) -> list[Attempt]:
         """Dials of it under way."""
-        return [attempt for attempt in self.attempts.values() if attempt.endpoint.key == key]
+        return list(self._by_endpoint.get(key, {}).values())
 
     def allowed(self, needs: Sequence[Need], policy: PoolPolicy, now: float) -> tuple[list[Need], float | None]:
         """The needs that may be dialled now, in the order given, and when the next of the others may be.
@@ -185,6 +193,9 @@ class Refill:
         for writer, attempt in self.attempts.items():
             if writer != attempt.writer or writer > self._last_writer:
                 raise PoolBugError(f"dial {attempt.writer} is listed as {writer} of {self._last_writer}")
+        listed = {writer for attempts in self._by_endpoint.values() for writer in attempts}
+        if listed != set(self.attempts):
+            raise PoolBugError(f"dials {sorted(self.attempts)} are under way, {sorted(listed)} listed by endpoint")
 
     def _record(self, key: EndpointKey) -> Record:
         return self._records.setdefault(key, Record())

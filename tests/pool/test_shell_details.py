@@ -74,9 +74,14 @@ async def test_readiness_is_told() -> None:
 async def test_a_full_writer_passes_the_bind_on() -> None:
     config = replace(FAST, command_items=1)
     async with memory(replace(QUIET, pick_mode=PickMode.ROUND_ROBIN), config) as made:
-        for carrier in made.carriers:
-            carrier.flowing.clear()
-        routes = [await made.pool.bind(WorkerTarget("w0"), b"x") for _ in range(2)]
+        # Round robin: every other bind comes to the stopped one first, whose channel the first of them fills.
+        made.carriers[0].flowing.clear()
+        routes = []
+        for _ in range(6):
+            routes.append(await made.pool.bind(WorkerTarget("w0"), b"x"))
+            await asyncio.sleep(0.01)
+        made.carriers[1].flowing.clear()
+        routes.append(await made.pool.bind(WorkerTarget("w0"), b"x"))
         with pytest.raises(ChannelFullError):
             await made.pool.bind(WorkerTarget("w0"), b"x")
         assert len({route.tunnel_id for route in routes}) == 2
