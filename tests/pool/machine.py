@@ -216,6 +216,20 @@ class PoolMachine(RuleBasedStateMachine):
                 if not rests or number == min(tokens, 7) - 1 or number > 7:
                     self.world.consume(session)
 
+    @rule(worker=WORKERS)
+    def flood(self, worker: str) -> None:
+        """Three at one worker: one consumer stops, one rests and comes back, one keeps up; tokens for all."""
+        bound = [self.world.bind(WorkerTarget(worker)) for _ in range(3)]
+        sessions = [session for session in bound if session is not None]
+        if len(sessions) < 3:
+            return
+        sessions[0].stopped = True
+        for number in range(45):
+            self.world.deliver((session, bytes([number])) for session in sessions)
+            for session in sessions[1 if number % 12 == 11 else 2 :]:
+                self.world.consume(session)
+        assert sessions[0].route.closed is not None
+
     @rule(seconds=st.sampled_from([0.0, 0.02]))
     def cancels_take_time(self, seconds: float) -> None:
         self.world.cancel_s = seconds

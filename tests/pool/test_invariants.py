@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from libs.pool import arrivals, swaps
+from libs.pool import swaps
 from libs.pool.coverage import Cover
 from libs.pool.generation import Generations, Obstacle
 from libs.pool.inventory import Inventory
@@ -84,7 +84,6 @@ PLANTED: dict[str, tuple[object, str, Callable[..., Any]]] = {
     "4 half a commit": (swaps, "_place", _partial_commit),
     "5 one full channel stops the others": (Route, "deliver", _shared_limit),
     "6 a merge loses a token": (Channel, "_put_congested", _lossy_put),
-    "stale dials publish": (arrivals, "_current", lambda *_: True),
     "a lost writer stays in the inventory": (Inventory, "remove", _never),
 }
 

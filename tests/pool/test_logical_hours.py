@@ -311,6 +311,7 @@ def test_a_stale_commit_changes_nothing(world: World) -> None:
     assert world.core.books.generations.active == 1
     current = world.core.books.generations.pending
     assert current is not None
+    world.feed(CommitGeneration(replace(current.key, generation=current.key.generation - 1)))
     world.feed(CommitGeneration(replace(current.key, revision=current.key.revision + 1)))
     assert world.core.books.generations.active == 1
     # One that is what it was, but no longer covered.

@@ -5,7 +5,7 @@ from dataclasses import fields, replace
 from random import Random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from libs.pool.backoff import pause_s
@@ -141,6 +141,7 @@ def test_a_map_is_taken_when_it_holds_still() -> None:
     assert desired.settle(POLICY, True, 10.2) is two
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=30), st.floats(0.01, 1.0))
 def test_a_silent_source_is_read_again_and_the_wake_up_is_exact(reads: list[int], gap: float) -> None:
     desired = Desired()
@@ -180,6 +181,7 @@ def test_a_map_that_never_settles_is_taken_after_a_while() -> None:
 # --- floors ---
 
 
+@settings(deadline=None)
 @given(ENDPOINTS, st.integers(0, 12), st.integers(1, 3), st.integers(1, 4))
 def test_targets_survive_and_stay_under_the_cap(endpoints: list[Endpoint], cap: int, minimum: int, each: int) -> None:
     policy = replace(
@@ -227,6 +229,7 @@ def test_the_floor_shrinks_late_and_comes_back_at_once() -> None:
     assert count(475.0) == 1
 
 
+@settings(deadline=None)
 @given(ENDPOINTS, st.data())
 def test_stand_ins_are_bounded_and_in_the_same_cell(endpoints: list[Endpoint], data: st.DataObject) -> None:
     base = {entry.key: FloorTarget(2, Reason.STATIC) for entry in endpoints}
@@ -244,6 +247,7 @@ def test_stand_ins_are_bounded_and_in_the_same_cell(endpoints: list[Endpoint], d
 # --- refill ---
 
 
+@settings(deadline=None)
 @given(st.integers(1, 60), st.booleans(), st.integers(0, 1000))
 def test_pauses_grow_to_a_ceiling(failures: int, outage: bool, seed: int) -> None:
     pause = pause_s(POLICY, failures, outage, Random(seed))
@@ -369,6 +373,7 @@ def test_when_a_stale_writer_is_a_fallback_no_longer(others: int, listed: bool, 
 # --- selection ---
 
 
+@settings(deadline=None)
 @given(st.data(), st.sampled_from(PickMode))
 def test_every_candidate_once_well_ones_first(data: st.DataObject, mode: PickMode) -> None:
     records = []
