@@ -75,7 +75,8 @@ class Dialler:
             _LOG.debug("worker %s cannot be reached: %s", effect.endpoint.worker, str(error) or "timed out")
             outcome = DialFailed(effect.writer)
         except Exception:  # whatever the user's dial raises: the endpoint could not be reached
-            _LOG.exception("a tunnel's dial or its life failed: worker %s", effect.endpoint.worker)
+            level = logging.ERROR if published else logging.DEBUG
+            _LOG.log(level, "tunnel to worker %s failed", effect.endpoint.worker, exc_info=True)
             outcome = DialFailed(effect.writer)
         finally:
             # The core knows of the end of a published writer from its tunnel, and of a refused one already.

@@ -29,6 +29,7 @@ class Memory:
     registry: Registry
     carriers: list[MemoryCarrier] = field(default_factory=list)
     told: list[Readiness] = field(default_factory=list)
+    down: bool = False
 
     async def until(self, condition: object) -> None:
         async with asyncio.timeout(LIMIT_S):
@@ -43,6 +44,8 @@ async def memory(policy: PoolPolicy, config: TunnelConfig = FAST) -> AsyncIterat
 
         @asynccontextmanager
         async def dial(_endpoint: Endpoint) -> AsyncIterator[Carrier]:
+            if made.down:
+                raise OSError("nobody there")
             near, other = pair()
             made.carriers.append(near)
             peer = Tunnel(other, far, Side.ACCEPTING, Handlers(accept=lambda _route, _payload: None), FAST)
@@ -126,3 +129,26 @@ async def test_a_hook_that_raises_costs_nobody_a_tunnel() -> None:
         await made.pool.shutdown(0.1)
         assert made.registry.counters.handler_errors >= 1
         assert not made.pool.writers()
+
+
+async def test_a_probe_brings_a_quarantined_endpoint_back() -> None:
+    policy = replace(
+        QUIET,
+        outage_mode=False,
+        quarantine_failures=2,
+        quarantine_s=1000,
+        fast_retries=0,
+        reconnect_min_s=0.01,
+        reconnect_max_s=0.01,
+        probe_interval_s=0.01,
+    )
+    async with memory(policy) as made:
+        made.down = True
+        for carrier in made.carriers:
+            carrier.cancel()
+        await made.until(lambda: made.pool.status().pool.quarantined == 1)
+        await made.until(lambda: made.pool.status().pool.probes >= 1)
+        assert not made.pool.writers()
+        made.down = False
+        await made.until(lambda: len(made.pool.writers()) == 2)
+        assert made.pool.status().pool.quarantined == 0
