@@ -45,7 +45,8 @@ def started(world: World, count: int = 3, *cells: str) -> list:  # type: ignore[
 def test_comes_up_ready_before_it_is_saturated(world: World) -> None:
     world.read(endpoint(0), endpoint(1))
     assert world.core.readiness.state is State.STARTING
-    world.run(0.01)
+    world.finish_dial(min(world.dials))
+    assert len(world.active()) == 1
     assert world.core.readiness.ready
     world.run(1)
     assert len(world.active()) == 4

@@ -248,12 +248,20 @@ def test_stand_ins_are_bounded_and_in_the_same_cell(endpoints: list[Endpoint], d
 # --- refill ---
 
 
+class Longest(Random):
+    """Chance at its worst."""
+
+    def uniform(self, a: float, b: float) -> float:
+        return max(a, b)
+
+
 @settings(deadline=None)
 @given(st.integers(1, 60), st.booleans(), st.integers(0, 1000))
 def test_pauses_grow_to_a_ceiling(failures: int, outage: bool, seed: int) -> None:
     pause = pause_s(POLICY, failures, outage, Random(seed))
     ceiling = 0.2 if failures <= 16 else min(2.0 if outage else 30.0, 0.5 * 2 ** (failures - 17))
     assert 0 <= pause <= ceiling
+    assert pause_s(POLICY, failures, outage, Longest(seed)) == ceiling
 
 
 def test_dials_in_a_cell_are_bounded_and_a_failing_endpoint_is_dialled_once_at_a_time() -> None:
