@@ -47,7 +47,7 @@ from .generation import Trigger
 from .inventory import WriterRecord
 from .knobs import PoolPolicy
 from .model import Chance, Target, WorkerTarget, WriterId
-from .readiness import Admission, Readiness, Refusal, Refuse, without_writer
+from .readiness import Admission, Readiness, without_writer
 from .replacement import Reservation
 from .selection import Work
 from .shutdown import Stage
@@ -102,8 +102,6 @@ class PoolCore:
 
     def admit(self, held: int, waited_s: float) -> Admission:
         """What becomes of a bind without candidates."""
-        if not self.books.running:
-            return Refuse(Refusal.CLOSING)
         return without_writer(self.books.policy, self.books.gate.now, held, waited_s)
 
     def taken(self, target: Target, writer: WriterId) -> None:
