@@ -106,7 +106,6 @@ class Books:
         self.refill.forget(keys)
         self.rotation.forget(keys)
         self.inventory.forget_losses(keys)
-        self.out.forgotten.extend(keys)
 
     def check_integrity(self) -> None:
         """Raises PoolBugError if any two pieces disagree."""

@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from .contours import Move
 from .generation import GenerationKey
-from .model import Endpoint, EndpointKey, WriterId
+from .model import Endpoint, WriterId
 from .readiness import Readiness
 
 
@@ -63,7 +63,6 @@ class Ready:
     probes: tuple[Endpoint, ...] = ()
     commit: GenerationKey | None = None  # take the publication guard and feed CommitGeneration
     warnings: tuple[Warn, ...] = ()
-    forgotten: tuple[EndpointKey, ...] = ()  # endpoints in effect no more
     readiness: Readiness | None = None  # if it has changed
     bindable: bool = False  # a writer takes binds that took none before: who waits should look again
     released: bool = False  # shut down and nothing left
@@ -81,7 +80,6 @@ class Outbox:
     dials: list[Dial] = field(default_factory=list)
     probes: list[Endpoint] = field(default_factory=list)
     warnings: list[Warn] = field(default_factory=list)
-    forgotten: list[EndpointKey] = field(default_factory=list)
     commit: GenerationKey | None = None
     readiness: Readiness | None = None
     bindable: bool = False
@@ -102,7 +100,6 @@ class Outbox:
             tuple(self.probes),
             self.commit,
             tuple(self.warnings),
-            tuple(self.forgotten),
             self.readiness,
             self.bindable,
             self.released,

@@ -14,8 +14,7 @@ from libs.pool.coverage import cover, sole_endpoints
 from libs.pool.desired import Desired, DesiredMap
 from libs.pool.draining import demotable, sweep
 from libs.pool.floor import Floors, FloorTarget, Reason, stand_in
-from libs.pool.generation import GenerationKey, Obstacle, Pending, Trigger, assess, is_fresh
-from libs.pool.inventory import Inventory, WriterRecord
+from libs.pool.inventory import Inventory
 from libs.pool.knobs import _LEAST, FloorMode, NoCoverage, PickMode, PolicyError, PoolPolicy
 from libs.pool.model import Endpoint, EndpointKey, Group, PoolBugError
 from libs.pool.probes import Probes
@@ -25,21 +24,13 @@ from libs.pool.replacement import Phase, Replacements, Reservation
 from libs.pool.rotation import Rotation
 from libs.pool.selection import order, tiers
 from libs.pool.shutdown import Shutdown, Stage
-from tests.pool.world import endpoint
+from tests.pool.world import endpoint, record
 
 POLICY = PoolPolicy()
 CELLS = st.lists(st.sampled_from("ABC"), min_size=1, max_size=3).map(tuple)
 ENDPOINTS = st.lists(CELLS, min_size=1, max_size=6).map(
     lambda cells: [endpoint(index, *served) for index, served in enumerate(cells)]
 )
-
-
-def record(writer: int, of: Endpoint | None = None, contour: Contour = Contour.ACTIVE, **more: object) -> WriterRecord:
-    found = WriterRecord(writer, of or endpoint(0), 1, 0.0, 1)
-    found.contour = contour
-    for name, value in more.items():
-        setattr(found, name, value)
-    return found
 
 
 # --- knobs ---
@@ -377,49 +368,6 @@ def test_when_a_stale_writer_is_a_fallback_no_longer(others: int, listed: bool, 
     active, serving = cover(fresh), cover([stale, *fresh])
     keys = {endpoint(0).key} if listed else set()
     assert demotable(stale, active, serving, keys, {Group("A", "ipv4")}, POLICY, now) is expected
-
-
-# --- generations ---
-
-
-def test_a_commit_must_not_leave_a_cell_below_its_minimum() -> None:
-    desired = DesiredMap.of([endpoint(0)], 1)
-    pending = Pending(GenerationKey(2, desired.hash, 1), desired, True, frozenset({Trigger.OPERATOR}), 0.0, 0.0)
-    old = [record(1), record(2)]
-    fresh = record(3, contour=Contour.WARM, generation=2)
-    two = replace(POLICY, survivability_min=2)
-    assert assess(pending, [*old, fresh], {endpoint(0).key}, POLICY).obstacle is Obstacle.NONE
-    assert assess(pending, [*old, fresh], {endpoint(0).key}, two).obstacle is Obstacle.RATIO
-    second = record(4, contour=Contour.WARM, generation=2)
-    assert assess(pending, [*old, fresh, second], {endpoint(0).key}, two).obstacle is Obstacle.NONE
-    # What is below its minimum already does not have to come out better.
-    assert assess(pending, [old[0], fresh], {endpoint(0).key}, two).obstacle is Obstacle.NONE
-
-
-@pytest.mark.parametrize(
-    ("change", "fresh"),
-    [
-        ({}, True),
-        ({"generation": 1}, False),
-        ({"incarnation": 1}, False),
-        ({"closing": Move.ABANDONED}, False),
-        ({"contour": Contour.DRAINING}, False),
-    ],
-)
-def test_only_what_was_accepted_for_a_generation_counts_for_it(change: dict[str, object], fresh: bool) -> None:
-    desired = DesiredMap.of([endpoint(0, incarnation=2)], 1)
-    pending = Pending(GenerationKey(2, desired.hash, 1), desired, True, frozenset({Trigger.OPERATOR}), 0.0, 0.0)
-    found = record(1, **{"contour": Contour.WARM, "generation": 2, "incarnation": 2} | change)  # type: ignore[arg-type]
-    assert is_fresh(found, pending) is fresh
-
-
-def test_a_maps_generation_carries_over_what_stays() -> None:
-    desired = DesiredMap.of([endpoint(0), endpoint(1)], 2)
-    carried = record(1)
-    for anew, counts in ((False, True), (True, False)):
-        pending = Pending(GenerationKey(2, desired.hash, 2), desired, anew, frozenset(), 0.0, 0.0)
-        assert is_fresh(carried, pending) is counts
-        assert not is_fresh(record(2, endpoint(7)), pending)
 
 
 # --- selection ---

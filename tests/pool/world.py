@@ -44,6 +44,15 @@ def endpoint(index: int, *cells: str, host: str = "127.0.0.1", incarnation: int 
     return Endpoint(f"w{index}", f"{host}:{7000 + index}", cells or ("A",), incarnation)
 
 
+def record(writer: int, of: Endpoint | None = None, contour: Contour = Contour.ACTIVE, **more: object) -> WriterRecord:
+    """A writer as an inventory would have it."""
+    found = WriterRecord(writer, of or endpoint(0), 1, 0.0, 1)
+    found.contour = contour
+    for name, value in more.items():
+        setattr(found, name, value)
+    return found
+
+
 def merge(first: bytes, second: bytes) -> bytes | None:
     """Payloads are runs of one-byte tokens: joined, order and content kept."""
     return first + second
