@@ -43,7 +43,7 @@ def failed(books: Books, writer: WriterId) -> None:
     key = attempt.endpoint.key
     if books.roster.get(key) is None:
         return
-    if books.refill.failed(key, books.policy, key in books.sole(), books.chance, books.now):
+    if books.refill.failed(key, books.policy, key in books.outage(), books.chance, books.now):
         _warn_quarantined(books, key)
 
 
@@ -68,8 +68,8 @@ def ended(books: Books, writer: WriterId, end: End) -> None:
     if end is End.LEAVING:
         goodbye(books, key)
     elif end is End.LOST and not entry.drained:
-        sole = key in books.sole()
-        if books.refill.broke(key, record.opened_at, books.policy, sole, books.chance, books.now):
+        outage = key in books.outage()
+        if books.refill.broke(key, record.opened_at, books.policy, outage, books.chance, books.now):
             _warn_quarantined(books, key)
 
 

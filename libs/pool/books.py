@@ -63,6 +63,15 @@ class Books:
         """Endpoints that are the only one of a cell."""
         return sole_endpoints(self.roster.dialable())
 
+    def outage(self) -> frozenset[EndpointKey]:
+        """Endpoints in outage mode: the only ones of a cell, and those of a cell that nothing serves."""
+        if not self.policy.outage_mode:
+            return frozenset()
+        found = self.cover()
+        endpoints = self.roster.dialable()
+        bare = {endpoint.key for endpoint in endpoints if not all(found.cells[cell] for cell in endpoint.cells)}
+        return self.sole() | bare
+
     def drain(self, record: WriterRecord, move: Move) -> None:
         """Active -> Draining."""
         self.inventory.move(record, move, self.now)

@@ -1,15 +1,15 @@
 """Refill: the dials under way and what each endpoint's dials have come to. Closes the gap between floor and inventory.
 
 An endpoint that fails is retried fast, then ever more slowly, then quarantined; one whose tunnels break young (flaps)
-is quarantined too. The only endpoint of a cell is in *outage mode* instead: short pauses, no quarantine. While an
-endpoint fails it is dialled once at a time, and other endpoints of its cell stand in (``floor.stand_in``). Never more
-than ``dials_per_cell`` dials are under way in one cell.
+is quarantined too. The only endpoint of a cell, and every endpoint of a cell that has nothing left, is in *outage mode*
+instead: short pauses, no quarantine. While an endpoint fails it is dialled once at a time, and other endpoints of its
+cell stand in (``floor.stand_in``). Never more than ``dials_per_cell`` dials are under way in one cell.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from .backoff import pause_s
@@ -45,6 +45,7 @@ class Record:
     flaps: int = 0  # in a row
     last_flap: float = float("-inf")
     next_at: float = float("-inf")
+    failed_at: float = float("-inf")  # the last failed dial or broken writer
     quarantined_until: float | None = None
 
 
@@ -94,25 +95,26 @@ class Refill:
         record = self._record(key)
         record.failures, record.next_at, record.quarantined_until = 0, float("-inf"), None
 
-    def failed(self, key: EndpointKey, policy: PoolPolicy, sole: bool, chance: Chance, now: float) -> bool:
+    def failed(self, key: EndpointKey, policy: PoolPolicy, outage: bool, chance: Chance, now: float) -> bool:
         """A dial of this endpoint did not; whether that put it in quarantine."""
         self.counts.failures += 1
         record = self._record(key)
         record.failures += 1
-        outage = sole and policy.outage_mode
+        record.failed_at = now
         record.next_at = now + pause_s(policy, record.failures, outage, chance)
         if outage or record.failures < policy.quarantine_failures:
             return False
         return self._quarantine(record, policy, now)
 
     def broke(
-        self, key: EndpointKey, opened_at: float, policy: PoolPolicy, sole: bool, chance: Chance, now: float
+        self, key: EndpointKey, opened_at: float, policy: PoolPolicy, outage: bool, chance: Chance, now: float
     ) -> bool:
         """A writer of this endpoint was lost, not closed; whether that put the endpoint in quarantine.
 
         Writers that broke together are one flap: only one opened since the last flap can be another.
         """
         record = self._record(key)
+        record.failed_at = now
         record.next_at = max(record.next_at, now + chance.uniform(0.0, policy.fast_retry_s))
         if now - opened_at >= policy.flap_s:
             record.flaps = 0
@@ -122,7 +124,7 @@ class Refill:
         self.counts.flaps += 1
         record.flaps += 1
         record.last_flap = now
-        if sole and policy.outage_mode:
+        if outage:
             record.next_at = max(
                 record.next_at, now + pause_s(policy, policy.fast_retries + record.flaps, True, chance)
             )
@@ -143,11 +145,13 @@ class Refill:
         record = self._records.get(key)
         return record is not None and (record.failures > policy.fast_retries or self.quarantined(key, now))
 
-    def blocked_until(self, key: EndpointKey) -> float:
-        """When it may be dialled next."""
+    def blocked_until(self, key: EndpointKey, outage: PoolPolicy | None = None) -> float:
+        """When it may be dialled next; ``outage``: the policy, if it is in outage mode by now."""
         record = self._records.get(key)
         if record is None:
             return float("-inf")
+        if outage is not None:
+            return min(record.next_at, record.failed_at + outage.outage_reconnect_max_s)
         return max(record.next_at, record.quarantined_until or float("-inf"))
 
     def failures(self, key: EndpointKey) -> int:
@@ -159,9 +163,12 @@ class Refill:
         """Dials of it under way."""
         return list(self._by_endpoint.get(key, {}).values())
 
-    def allowed(self, needs: Sequence[Need], policy: PoolPolicy, now: float) -> tuple[list[Need], float | None]:
+    def allowed(
+        self, needs: Sequence[Need], policy: PoolPolicy, now: float, outage: Collection[EndpointKey] = ()
+    ) -> tuple[list[Need], float | None]:
         """The needs that may be dialled now, in the order given, and when the next of the others may be.
 
+        ``outage``: endpoints that are in outage mode, whatever they were when they failed last.
         What waits only for one of the dials under way to end needs no time: its end is an event.
         """
         busy: Counter[Cell] = Counter(cell for a in self.attempts.values() for cell in a.endpoint.cells)
@@ -170,7 +177,7 @@ class Refill:
         wake_at: float | None = None
         for need in needs:
             key, cells = need.endpoint.key, need.endpoint.cells
-            until = self.blocked_until(key)
+            until = self.blocked_until(key, policy if key in outage else None)
             if now < until:
                 wake_at = until if wake_at is None else min(wake_at, until)
                 continue

@@ -96,7 +96,9 @@ def drain(books: Books) -> None:
 def dial(books: Books) -> float | None:
     """Starts the dials that are needed and allowed; when the next may be started."""
     needs = [*_floor_needs(books), *_pending_needs(books), *_replacements(books)]
-    chosen, wake_at = books.refill.allowed(needs, books.policy, books.now)
+    if not needs:
+        return None
+    chosen, wake_at = books.refill.allowed(needs, books.policy, books.now, books.outage())
     for need in chosen:
         attempt = books.refill.begin(need, books.now)
         if need.replaces is not None:

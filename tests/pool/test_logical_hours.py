@@ -378,3 +378,29 @@ def test_a_probe_ends_a_quarantine() -> None:
     assert world.core.snapshot(world.now).quarantined == 0
     assert len(world.active(endpoint(0).key)) == 2
     world.close()
+
+
+def test_a_cell_with_nothing_left_is_never_left_to_rest(world: World) -> None:
+    listed = started(world, 3)
+    for entry in listed:
+        world.fail(entry.key)
+    world.run(900)  # each has failed often enough for quarantine and for the longest pause
+    for entry in listed:
+        world.up[entry.key] = True
+    world.run(2.5)
+    assert all(world.active(entry.key) for entry in listed)
+
+
+def test_an_endpoint_that_rests_is_dialled_when_its_cell_loses_the_others() -> None:
+    world = World(replace(STATIC, quarantine_failures=3, fast_retries=1, quarantine_s=4000, probes=False))
+    one, two = started(world, 2)
+    world.fail(one.key)
+    world.run(300)
+    assert world.core.snapshot(world.now).quarantined == 1
+    world.up[one.key] = True
+    world.run(300)
+    assert not world.active(one.key)
+    world.fail(two.key)
+    world.run(3)
+    assert world.active(one.key)
+    world.close()
