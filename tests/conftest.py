@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from tests.fixtures.servers import BackgroundSupervisor
 
 # A suite that is green stays green until something changes. `--hypothesis-profile=default` looks for new examples.
-settings.register_profile("repeatable", derandomize=True, print_blob=True)
+# No deadline: how long an example takes says more of the machine than of the code.
+settings.register_profile("repeatable", derandomize=True, print_blob=True, deadline=None)
 settings.load_profile("repeatable")
 
 

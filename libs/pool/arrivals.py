@@ -66,6 +66,7 @@ def ended(books: Books, writer: WriterId, end: End) -> None:
     if record.closing is not None or entry is None:
         return
     if end is End.LEAVING:
+        books.refill.left(key, books.policy, books.now)
         goodbye(books, key)
     elif end is End.LOST and not entry.drained:
         outage = key in books.outage()

@@ -131,6 +131,12 @@ class Refill:
             return False
         return record.flaps >= policy.flap_limit and self._quarantine(record, policy, now)
 
+    def left(self, key: EndpointKey, policy: PoolPolicy, now: float) -> None:
+        """Its worker said goodbye: it may answer for a moment still, and a tunnel made then would be lost at once."""
+        record = self._record(key)
+        record.failed_at = now
+        record.next_at = max(record.next_at, now + policy.reconnect_min_s)
+
     def renew(self, key: EndpointKey) -> None:
         """A new process, a return to the map, a probe that succeeded: what was does not count any more."""
         self._records.pop(key, None)
