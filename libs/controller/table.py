@@ -49,7 +49,7 @@ _BEYOND = 1 << 62  # every edge
 
 
 class View(Protocol):
-    """What is read of a worker."""
+    """What is read of a worker. `decode`: `steps` and the way to the worker and back, as a first token costs."""
 
     @property
     def heartbeat(self) -> Heartbeat: ...
@@ -61,6 +61,8 @@ class View(Protocol):
     def prefill(self) -> tuple[PrefillCost, ...]: ...
     @property
     def decode(self) -> tuple[DecodeCost, ...]: ...
+    @property
+    def steps(self) -> tuple[DecodeCost, ...]: ...
     @property
     def idle_at_ms(self) -> float: ...
     @property
@@ -129,7 +131,7 @@ class Table:
             self.orders.append(())
         self.size = max(self.size, slot + 1)
         decoding, pages = load.decoding, load.pages
-        step_ms = decode_cost(view.decode, decoding, knobs) if decoding else 0.0
+        step_ms = decode_cost(view.steps, decoding, knobs) if decoding else 0.0
         page, free = max(1, heartbeat.page_tokens), view.free_pages
         values = [
             view.idle_at_ms,

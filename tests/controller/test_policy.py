@@ -35,6 +35,7 @@ from libs.controller.protocol import (
 )
 from libs.controller.residency import ResidencyIndex
 from libs.controller.router_effects import Accepted, Booked, Measured, Unbooked
+from libs.controller.table import FIRST
 from tests.controller.world import heartbeat, observe, random_world
 
 
@@ -170,6 +171,15 @@ def test_what_passes_on_the_way_counts_to_the_first_token() -> None:
     assert steps() == pytest.approx([27.0, 37.0])
     fleet.observe(Observed(heartbeat("w", epoch=2), True, True), 50_000)
     assert steps() == [20.0], "another process may be elsewhere"
+
+
+def test_the_way_does_not_stretch_a_prefill_beside_decoding_lanes() -> None:
+    fleet = observe(Fleet(), heartbeat("w", decode=(DecodeCost(8, 20.0),), load=Load(0.0, decoding=4)))
+    before = fleet.table().per_token(256)[0]
+    for _ in range(200):
+        fleet.account(Measured(candidate(**TERMS), Usage(), Timings(first_token_ms=27.0), way_ms=7.0), 1)
+    assert fleet.table().columns[0][FIRST] > 26, "it does count to the first token"
+    assert fleet.table().per_token(256)[0] == before
 
 
 @pytest.mark.parametrize("tier", [Tier.GPU, Tier.INFLIGHT])
