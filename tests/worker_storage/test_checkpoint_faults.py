@@ -200,7 +200,7 @@ async def test_replica_facts_follow_the_directory(catalog, model, bucket, tmp_pa
                     await asyncio.sleep(0.05)
 
         await become([2, 2])
-        directory = one.storage._tiers[0]
+        directory = one.storage.tiers[0]
         for key in directory.objects():
             if key.hash == ranges[1].hash:
                 directory.remove(key, within=5)
