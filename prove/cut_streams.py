@@ -20,6 +20,7 @@ from cli.embedded.cluster import Cluster, WorkerHandle
 from libs.contracts.segue.v1 import catalog_pb2, router_pb2, router_pb2_grpc
 from prove.judging import Generation
 from prove.prose import Prose
+from prove.recorded import Attempts, attempts
 from prove.stage import Stage
 from prove.streams import Piece, Seen, stream
 
@@ -143,8 +144,8 @@ class Rounds:
         await whole(self.stage.cluster)
         if not aimed.before or aimed.seen.pieces <= aimed.before:
             aimed.missed.append(f"killed after {aimed.before} of {aimed.seen.pieces} pieces")
-        if group == "worker killed" and (attempts := await self._attempts(aimed.seen)) < 2:
-            aimed.missed.append(f"{attempts} attempts")
+        if group == "worker killed" and (made := await self._attempts(aimed.seen)) < 2:
+            aimed.missed.append(f"{made} attempts")
         if group == "router killed" and aimed.seen.routers < 2:
             aimed.missed.append(f"submitted to {aimed.seen.routers} routers")
         return cuts
@@ -181,24 +182,17 @@ class Rounds:
         """As the answer says; who ends a stream at a stop string may not have heard, then as the decision says."""
         if seen.attempts:
             return seen.attempts
-        asked, loop = catalog_pb2.GetDecisionRequest(request_id=seen.request_id), asyncio.get_running_loop()
-        give_up = loop.time() + _DECISION_S
-        while loop.time() < give_up:
-            try:
-                found = await self.stage.facts.catalog.GetDecision(asked, timeout=_CALL_S)
-            except grpc.aio.AioRpcError:
-                await asyncio.sleep(0.2)
-                continue
-            made = [attempt for record in found.records for attempt in record.attempts]
-            if any(attempt.outcome in LOST for attempt in made):
-                return max(attempt.attempt for attempt in made) + (len(made) == 1)
-            await asyncio.sleep(0.2)
-        return 0
+        made = await attempts(self.stage, seen.request_id, _lost, _DECISION_S)
+        return max(one.attempt for one in made) + (len(made) == 1) if _lost(made) else 0
 
     async def _streaming(self, url: str) -> float:
         text = (await self._http.get(url, timeout=_CALL_S)).text
         lines = [line for line in text.splitlines() if line.startswith("segue_router_active{")]
         return sum(float(line.rpartition(" ")[2]) for line in lines)
+
+
+def _lost(made: Attempts) -> bool:
+    return any(attempt.outcome in LOST for attempt in made)
 
 
 async def _runs(worker: WorkerHandle, request_id: str) -> bool:

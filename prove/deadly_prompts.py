@@ -5,21 +5,18 @@ On a cluster of its own of three workers whose test hook `crash_on` is set, and 
 
 from __future__ import annotations
 
-import asyncio
 import random
 
-import grpc
 import httpx
 
-from libs.contracts.segue.v1 import catalog_pb2
 from prove.checks import Checks
 from prove.cut_streams import LOST
+from prove.recorded import attempts
 from prove.routed import NotCompletedError, Tenant, generate
 from prove.stage import Stage, staged
 from prove.streams import stream
 
 SEQUENCE = (401, 17, 402, 18, 403)
-_CALL_S = 5.0
 _WITHIN_S = 60.0
 _LENGTH = 300
 _SIGKILL = -9
@@ -47,7 +44,8 @@ async def _play(checks: Checks, stage: Stage, http: httpx.AsyncClient, draw: ran
         "a prompt that kills its workers fails as INTERNAL, with its id", [seen.status, said], "HTTP 500, its id",
         seen.status == 500 and bool(seen.request_id) and seen.request_id in said,
     )  # fmt: skip
-    outcomes = await _outcomes(stage, seen.request_id)
+    recorded = await attempts(stage, seen.request_id, lambda found: len(found) >= 2, _WITHIN_S)
+    outcomes = [int(one.outcome) for one in recorded]
     checks.check(
         "its attempts, by the recorded decisions", [*outcomes], "two, both lost with their worker",
         len(outcomes) == 2 and set(outcomes) <= {int(one) for one in LOST},
@@ -80,18 +78,3 @@ async def _play(checks: Checks, stage: Stage, http: httpx.AsyncClient, draw: ran
     checks.equal(
         "the third one's process, after that", [cluster.workers[n].child.pid for n in alive], [pids[n] for n in alive]
     )
-
-
-async def _outcomes(stage: Stage, request_id: str) -> list[int]:
-    """Of all attempts, once the decisions of two are recorded."""
-    asked, found = catalog_pb2.GetDecisionRequest(request_id=request_id), list[int]()
-    loop = asyncio.get_running_loop()
-    give_up = loop.time() + _WITHIN_S
-    while len(found) < 2 and loop.time() < give_up:
-        await asyncio.sleep(0.1)
-        try:
-            reply = await stage.facts.catalog.GetDecision(asked, timeout=_CALL_S)
-        except grpc.aio.AioRpcError:
-            continue
-        found = [int(attempt.outcome) for record in reply.records for attempt in record.attempts]
-    return found

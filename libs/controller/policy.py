@@ -19,7 +19,7 @@ from blake3 import blake3
 
 from libs.controller.corrections import Correction
 from libs.controller.knobs import POLICY_KNOBS, PolicyKnobs
-from libs.controller.protocol import Candidate, DecodeCost, PrefillCost, RankedCandidate, TierCost
+from libs.controller.protocol import Candidate, DecodeCost, PrefillCost, RankedCandidate
 
 _WORD = 2**64 - 1
 MIX_ADD, MIX_FIRST, MIX_SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
@@ -142,19 +142,3 @@ def decode_cost(table: Sequence[DecodeCost], lanes: int, knobs: PolicyKnobs = PO
         if lanes <= bucket.lanes:
             return bucket.step_ms
     return table[-1].step_ms if table else knobs.default_first_token_ms
-
-
-def stretched(ms_per_token: float, step_ms: float, decoding: int, knobs: PolicyKnobs = POLICY_KNOBS) -> float:
-    """Prefill per token while lanes decode: each iteration of prompt tokens also carries a decode step."""
-    if decoding == 0:
-        return ms_per_token
-    return ms_per_token + step_ms / max(1, knobs.prefill_budget_tokens)
-
-
-def transfer_ms(cost: TierCost | None, size: int, knobs: PolicyKnobs = POLICY_KNOBS) -> float:
-    """Time to move `size` bytes out of a tier, ms; nothing to move costs nothing."""
-    if size == 0:
-        return 0.0
-    if cost is None or cost.bytes_per_ms <= 0:
-        return knobs.default_latency_ms + size / knobs.default_bytes_per_ms
-    return cost.latency_ms + size / cost.bytes_per_ms

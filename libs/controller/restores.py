@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from libs.controller import table
+from libs.controller.policy import predicted_ms
 from libs.controller.sources import Sources, first_needed
 
 _TIERS = len(table.SOURCES)
@@ -43,6 +44,10 @@ class Reader(NamedTuple):
     queue_ms: float
     per_token_ms: float
     first_ms: float
+
+    def stage_ms(self, size: float) -> float:
+        """Of so many bytes to the device."""
+        return size * self.values[table.PER_BYTE + _GPU] + self.values[table.LATENCY + _GPU]
 
 
 class Best:
@@ -193,7 +198,6 @@ class Restores:
                 farthest = tier
         if farthest < 0:
             return None
-        restore_ms = total * values[table.PER_BYTE + _GPU] + values[table.LATENCY + _GPU]
-        ttft_ms = max(reader.queue_ms, load_ms) + restore_ms + reader.first_ms
-        ttft_ms += (self.length - boundary) * reader.per_token_ms
+        prefill_ms = (self.length - boundary) * reader.per_token_ms
+        ttft_ms = predicted_ms(reader.queue_ms, load_ms, reader.stage_ms(total), prefill_ms, reader.first_ms)
         return Read(ttft_ms, boundary, total, load_ms, farthest, node, opens, resident)

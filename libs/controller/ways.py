@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from bisect import insort
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from libs.controller import policy
@@ -180,14 +180,14 @@ class Ways:
         for place, read in enumerate(reads):
             if read is not None:
                 self.pruned["dominated"] -= 1
-                self._take(self._way(terms, reader.values, SOURCES[place], read))
+                self._take(self._way(terms, reader, SOURCES[place], read))
 
     def _count(self, best: Best, fits: bool) -> None:
         self.pruned["break-even"] += best.usable - best.paying
         self.pruned["dominated" if fits else "capacity"] += best.paying
 
-    def _way(self, terms: Terms, values: Sequence[float], tier: Tier, read: Read) -> Way:
-        restore_ms = read.size * values[rows.PER_BYTE + _GPU] + values[rows.LATENCY + _GPU]
+    def _way(self, terms: Terms, reader: Reader, tier: Tier, read: Read) -> Way:
+        restore_ms = reader.stage_ms(read.size)
         way = Way(read.ttft_ms, terms, tier, read.boundary, read.resident, "", read.load_ms, restore_ms)
         way.size, way.link, way.begin = read.size, read.link, read.begin
         return way

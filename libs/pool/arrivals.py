@@ -7,7 +7,7 @@ from .contours import Move
 from .effects import Notice
 from .events import End
 from .inventory import WriterRecord
-from .mapping import goodbye
+from .mapping import goodbye, supersede
 from .model import EndpointKey, WriterId
 from .refill import Attempt
 from .replacement import Phase
@@ -81,9 +81,8 @@ def identified(books: Books, writer: WriterId, incarnation: int) -> None:
         return
     books.inventory.identify(record, incarnation)
     entry = books.roster.get(record.key)
-    if entry is not None and incarnation < entry.endpoint.incarnation:
-        record.superseded = True
-        books.evict(record, Move.REPLACED)
+    if entry is not None:
+        supersede(books, entry.endpoint)
 
 
 def probed(books: Books, key: EndpointKey, succeeded: bool) -> None:

@@ -82,16 +82,24 @@ class Books:
         self.inventory.close(record, move)
         self.out.closes.append(CloseWriter(record.writer, move))
 
+    def retire(self, record: WriterRecord, move: Move) -> None:
+        """It is wanted no more: Active, it drains by this move; Warm, it has nothing to finish."""
+        if record.active:
+            self.drain(record, move)
+        elif record.live and record.contour is Contour.WARM:
+            self.close(record, Move.ABANDONED)
+
+    def withdraw(self, record: WriterRecord, move: Move) -> None:
+        """The same, and not even as the last resort is it taken."""
+        self.retire(record, move)
+        if record.fallback:
+            self.inventory.set_fallback(record, False)
+
     def evict(self, record: WriterRecord, move: Move) -> None:
         """Out of whichever contour it is in, at once; ``move`` says why, where it was Active."""
-        if not record.live:
-            return
-        if record.contour is Contour.WARM:
-            self.close(record, Move.ABANDONED)
-            return
-        if record.contour is Contour.ACTIVE:
-            self.drain(record, move)
-        self.close(record, Move.AT_ONCE)
+        self.retire(record, move)
+        if record.live:
+            self.close(record, Move.AT_ONCE)
 
     def activate(self, record: WriterRecord, move: Move) -> None:
         """Warm -> Active."""
@@ -108,10 +116,7 @@ class Books:
         for key in keys:
             self.cancel(self.refill.of_endpoint(key))
             for record in self.inventory.of_endpoint(key):
-                if record.contour is Contour.WARM and record.live:
-                    self.close(record, Move.ABANDONED)
-                elif record.active:
-                    self.drain(record, Move.ENDPOINT_GONE)
+                self.retire(record, Move.ENDPOINT_GONE)
         self.refill.forget(keys)
         self.rotation.forget(keys)
         self.inventory.forget_losses(keys)
@@ -123,12 +128,12 @@ class Books:
         self.refill.check()
         self.replacements.check()
         self.generations.check(self.desired.taken)
-        pending = self.generations.pending
-        current = {self.generations.active, *([pending.key.generation] if pending else [])}
+        current = self.generations.current
         for record in self.inventory:
-            if record.live and record.contour is not Contour.DRAINING and record.generation not in current:
+            if record.standing and record.generation not in current:
                 raise PoolBugError(
-                    f"writer {record.writer} is {record.contour.value} in generation {record.generation}, not {current}"
+                    f"writer {record.writer} is {record.contour.value} in generation {record.generation},"
+                    f" not {sorted(current)}"
                 )
             if record.active and self.roster.get(record.key) is None:
                 raise PoolBugError(f"writer {record.writer} is Active, its endpoint {record.key} not in effect")

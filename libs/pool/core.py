@@ -235,12 +235,7 @@ class PoolCore:
         books.out.bindable = True  # what waits is told
         books.cancel(books.refill.attempts.values())
         for record in books.inventory:
-            if record.active:
-                books.drain(record, Move.SHUTDOWN)
-            elif record.contour is Contour.WARM and record.live:
-                books.close(record, Move.ABANDONED)
-            elif record.fallback:
-                books.inventory.set_fallback(record, False)
+            books.withdraw(record, Move.SHUTDOWN)
 
     def _step_shutdown(self) -> None:
         books = self.books

@@ -19,7 +19,6 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from .contours import Contour
 from .coverage import Cover, cover, groups_of
 from .desired import DesiredMap
 from .inventory import WriterRecord
@@ -95,6 +94,11 @@ class Generations:
         self.superseded = 0
         self.reinit_at: float | None = None
         self._last = 0
+
+    @property
+    def current(self) -> frozenset[int]:
+        """Numbers of the active generation and of the pending one."""
+        return frozenset((self.active, *([self.pending.key.generation] if self.pending is not None else ())))
 
     def bootstrap(self, taken: DesiredMap, now: float) -> None:
         """The first map: nothing is there that could be swapped."""
@@ -173,7 +177,7 @@ class Generations:
 def is_fresh(record: WriterRecord, pending: Pending) -> bool:
     """Whether the writer covers for the pending generation."""
     endpoint = pending.map.by_key.get(record.key)
-    if endpoint is None or not record.live or record.contour is Contour.DRAINING:
+    if endpoint is None or not record.standing:
         return False
     if record.incarnation and record.incarnation < endpoint.incarnation:
         return False

@@ -51,6 +51,11 @@ class WriterRecord:
         return self.closing is None
 
     @property
+    def standing(self) -> bool:
+        """Neither draining nor on its way out: it belongs to a generation."""
+        return self.closing is None and self.contour is not Contour.DRAINING
+
+    @property
     def active(self) -> bool:
         """Takes regular binds."""
         return self.contour is Contour.ACTIVE and self.closing is None

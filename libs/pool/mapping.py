@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .books import Books
-from .contours import Contour, Move
+from .contours import Move
 from .desired import DesiredMap
 from .effects import Notice
 from .generation import Trigger
@@ -43,12 +43,7 @@ def drain_worker(books: Books, worker: str, address: str, drained: bool) -> None
             continue
         books.cancel(books.refill.of_endpoint(key))
         for record in books.inventory.of_endpoint(key):
-            if record.contour is Contour.WARM and record.live:
-                books.close(record, Move.ABANDONED)
-            elif record.active:
-                books.drain(record, Move.OPERATOR)
-            elif record.fallback:
-                books.inventory.set_fallback(record, False)
+            books.withdraw(record, Move.OPERATOR)
         if books.roster.get(key) is None:
             books.forget([key])
 

@@ -106,7 +106,7 @@ def commit(books: Books, key: GenerationKey) -> bool:
         return False
     fresh = {record.writer for record in books.inventory if is_fresh(record, pending)}
     for record in books.inventory:
-        if record.live and record.contour is not Contour.DRAINING:
+        if record.standing:
             _place(books, record, record.writer in fresh, found, pending)
     left = frozenset(
         group
@@ -154,9 +154,7 @@ def _reaccept(books: Books, before: Pending) -> None:
     pending = books.generations.pending
     assert pending is not None
     for record in books.inventory:
-        if record.generation != before.key.generation or not record.live:
-            continue
-        if record.contour is Contour.DRAINING:
+        if record.generation != before.key.generation or not record.standing:
             continue
         endpoint = pending.map.by_key.get(record.key)
         if endpoint is not None and not (record.incarnation and record.incarnation < endpoint.incarnation):
@@ -167,7 +165,7 @@ def _reaccept(books: Books, before: Pending) -> None:
 
 def _orphan(books: Books, before: Pending) -> None:
     for record in books.inventory:
-        if record.generation == before.key.generation and record.live and record.contour is not Contour.DRAINING:
+        if record.generation == before.key.generation and record.standing:
             _unclaim(books, record)
 
 

@@ -110,8 +110,7 @@ def dial(books: Books) -> float | None:
 
 def prune(books: Books) -> None:
     """Dials for a generation that is neither active nor pending, or whose victim is gone, are given up."""
-    pending = books.generations.pending
-    current = {books.generations.active, *([pending.key.generation] if pending else [])}
+    current = books.generations.current
     preparing = {successor for successor, _victim in books.replacements}
     books.cancel(
         attempt

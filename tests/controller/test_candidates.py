@@ -14,7 +14,7 @@ from libs.continuation import layout as layouts
 from libs.controller import candidates
 from libs.controller.catalog_facts import Chunk, LayerGroup
 from libs.controller.knobs import POLICY_KNOBS
-from libs.controller.policy import decode_cost, prefill_cost, stretched, transfer_ms
+from libs.controller.policy import decode_cost, prefill_cost
 from libs.controller.protocol import Load, Pages, PrefillCost, Resident, Tier, TierCost
 from libs.controller.router_events import ObstacleKind, Plan
 from tests.controller.world import (
@@ -37,6 +37,22 @@ def as_layout(group: LayerGroup) -> layouts.LayerGroup:
 
 
 LAYOUT = layouts.Layout(tuple(as_layout(group) for group in MODEL.groups))
+
+
+def stretched(ms_per_token: float, step_ms: float, decoding: int) -> float:
+    """Prefill per token while lanes decode: each iteration of prompt tokens also carries a decode step."""
+    if decoding == 0:
+        return ms_per_token
+    return ms_per_token + step_ms / max(1, POLICY_KNOBS.prefill_budget_tokens)
+
+
+def transfer_ms(cost: TierCost | None, size: int) -> float:
+    """Time to move `size` bytes out of a tier, ms; nothing to move costs nothing."""
+    if size == 0:
+        return 0.0
+    if cost is None or cost.bytes_per_ms <= 0:
+        return POLICY_KNOBS.default_latency_ms + size / POLICY_KNOBS.default_bytes_per_ms
+    return cost.latency_ms + size / cost.bytes_per_ms
 
 
 def naive_best(world: World) -> dict[str, float]:

@@ -34,30 +34,20 @@ class WholeRestores:
     def __init__(
         self, own: Mapping[Tier, CostMeter], upload: CostMeter, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._own, self._upload, self._clock = own, upload, clock
+        self.own, self.upload, self._clock = own, upload, clock
         self._whole: dict[Tier, _Whole] = {}
-
-    @property
-    def own(self) -> Mapping[Tier, CostMeter]:
-        """The tiers' own meters."""
-        return self._own
-
-    @property
-    def upload(self) -> CostMeter:
-        """Of staging to device."""
-        return self._upload
 
     def observe(self, brought: Mapping[Tier, int], ms: float) -> None:
         """A restore took `ms`; `brought`: bytes by tier. What the nearer tiers' part should have taken is theirs, the
         rest the farthest's.
         """
-        sizes = {tier: size for tier, size in brought.items() if size > 0 and tier in self._own}
+        sizes = {tier: size for tier, size in brought.items() if size > 0 and tier in self.own}
         if not sizes:
             return
         tier = max(sizes)
         size = sizes.pop(tier)
         nearer_ms = sum(self.price(other).ms(part) for other, part in sizes.items())
-        ms = max(_LEAST_MS, ms - nearer_ms - self._upload.price().ms(size + sum(sizes.values())))
+        ms = max(_LEAST_MS, ms - nearer_ms - self.upload.price().ms(size + sum(sizes.values())))
         known = self._fresh(tier)
         if known is None:
             # Until the second one, a fifth of the first is taken to be there whatever the size.
@@ -69,7 +59,7 @@ class WholeRestores:
     def price(self, tier: Tier) -> Price:
         """What routers are told."""
         known = self._fresh(tier)
-        return self._own[tier].price() if known is None else known.meter.price()
+        return self.own[tier].price() if known is None else known.meter.price()
 
     def _fresh(self, tier: Tier) -> _Whole | None:
         known = self._whole.get(tier)
