@@ -21,6 +21,7 @@ from libs.controller.catalog_facts import LayerGroup, Model
 from libs.service.errors import StartError
 from libs.service.logs import get_logger
 from libs.service.metrics import Metrics
+from services.worker.allocator import bound_arenas
 from services.worker.assembly import Engine
 from services.worker.checkpoint.settings import CheckpointSettings
 from services.worker.device_runtime import DeviceRuntime
@@ -99,6 +100,7 @@ async def engine_of(
     masks: Mapping[str, MaskFactory] | None = None,
 ) -> ModelEngine:
     """As `model_engine`, around a model that is loaded already. Raises StartError."""
+    bound_arenas()
     compute = compute_of(settings, folder, model, masks)
     storage = await open_storage(
         _storage_settings(settings),
