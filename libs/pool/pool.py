@@ -182,6 +182,10 @@ class TunnelPool:
                 case Hold(longest_s):
                     await self._hold(target, min(longest_s, wait_s - waited))
 
+    def takes(self, target: Target) -> bool:
+        """Whether a bind to this target would find a tunnel now."""
+        return bool(self._core.candidates(target, self._work))
+
     def identify(self, tunnel: Tunnel, incarnation: int) -> None:
         """The process behind the tunnel has said which it is."""
         writer = self._by_tunnel.get(tunnel.tunnel_id)
