@@ -192,7 +192,10 @@ class Cluster:
         self.catalog = await self._service("catalog", self._catalog, self._catalog_settings(etcd))
         for number, ports in enumerate(self._routers):
             name = "router" if number == 0 else f"router-{number}"
-            self.routers.append(await self._service("router", ports, {"catalog": self.catalog_target}, name=name))
+            settings = {"catalog": self.catalog_target}
+            self.routers.append(
+                self._spawn_service("router", ports, settings, _http_ready, name=name, ready_within=_WORKER_READY_S)
+            )
         self._progress("starting the ingress, loading the workers", 0.5)
         for number, model in enumerate(self._worker_models()):
             self._spawn_worker(f"worker-{number}", model)
@@ -201,6 +204,8 @@ class Cluster:
             await self._supervisor.first_ready(worker.child)
             self._progress(f"{worker.name} is warm", 0.5 + 0.4 * done / len(self.workers))
         self._progress("waiting for the API", 0.95)
+        for router in self.routers:  # ready once it has tunnels to the workers
+            await self._supervisor.first_ready(router)
         await self._supervisor.first_ready(self.ingress)
         await self._everybody_known()
         self._progress("ready", 1.0)

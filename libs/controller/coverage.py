@@ -58,4 +58,4 @@ def from_residency(request: GenerationRequest, plan: Plan, avoid: Sequence[str],
 
 def _may_begin(fleet: Fleet, worker: str, now_ms: float, knobs: FactKnobs) -> bool:
     view = fleet.view(worker)
-    return view is not None and not view.heartbeat.draining and view.queue_ms(now_ms) <= knobs.idle_queue_ms
+    return view is not None and not view.draining and view.queue_ms(now_ms) <= knobs.idle_queue_ms

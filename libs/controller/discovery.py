@@ -163,6 +163,19 @@ class Registry:
             self._elect(record, out)
         return out
 
+    def joined(self, tunnel: int, epoch: int) -> list[DiscoveryEffect]:
+        """A tunnel opened under another epoch is now known to lead to the worker's newest process, which is this."""
+        worker, before = self._tunnels.get(tunnel, ("", 0))
+        record = self._workers.get(worker)
+        if record is None or record.epoch != epoch or before >= epoch or tunnel in record.tunnels:
+            return []
+        self._tunnels[tunnel] = (worker, epoch)
+        record.tunnels.append(tunnel)
+        out: list[DiscoveryEffect] = []
+        if record.elected is None:
+            self._elect(record, out)
+        return out
+
     def closed(self, tunnel: int, now_ms: float, orderly: bool = False) -> list[DiscoveryEffect]:
         """A tunnel is gone; `orderly` if it was retired and not lost."""
         bound = self._tunnels.pop(tunnel, None)

@@ -71,6 +71,12 @@ class WorkerView:
     booked_pages: int = 0
     steps: tuple[DecodeCost, ...] = ()  # the same without it
     way_ms: float | None = None  # from offer to first token, what is none of the worker's time; None = not measured
+    withheld: bool = False  # the router itself makes it no offers
+
+    @property
+    def draining(self) -> bool:
+        """Whether it gets no new assignments, by its own word or by the router's."""
+        return self.heartbeat.draining or self.withheld
 
     @property
     def worker(self) -> str:
@@ -181,7 +187,7 @@ class Fleet:
             view.decode = _farther(view.steps, view.way_ms or 0.0)
             view.prefill_noise = smoothing.noise(old.prefill_noise, _mean(old.prefill), _mean(heartbeat.prefill), share)
             view.decode_noise = smoothing.noise(old.decode_noise, _mean(old.steps), _mean(heartbeat.decode), share)
-            view.bookings = old.bookings
+            view.bookings, view.withheld = old.bookings, old.withheld
             if old.heartbeat.node != heartbeat.node:
                 self._by_node.pop(old.heartbeat.node, None)
                 self.places.moved()
@@ -191,6 +197,13 @@ class Fleet:
         self._views[heartbeat.worker] = view
         self._settle(view, now_ms)
         self._stale.add(heartbeat.worker)
+
+    def withhold(self, worker: str, withheld: bool) -> None:
+        """Whether this router makes the worker no offers, whatever its heartbeats say: an operator drains it here."""
+        view = self._views.get(worker)
+        if view is not None and view.withheld != withheld:
+            view.withheld = withheld
+            self._stale.add(worker)
 
     def forget(self, forgotten: Forgotten) -> None:
         """A worker process is gone."""

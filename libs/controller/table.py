@@ -67,6 +67,8 @@ class View(Protocol):
     def idle_at_ms(self) -> float: ...
     @property
     def free_pages(self) -> int: ...
+    @property
+    def draining(self) -> bool: ...
 
 
 class Table:
@@ -142,7 +144,7 @@ class Table:
             pages.evictable,
             pages.total,
             page,
-            heartbeat.draining,
+            view.draining,
             heartbeat.max_context or _ANY,
             pages.total * page or _ANY,
             (free + pages.evictable) * page if pages.total else _ANY,

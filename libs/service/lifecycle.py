@@ -74,6 +74,7 @@ class Service:
         self._closers: list[tuple[str, Callable[[], Awaitable[object]]]] = []
         self._end = asyncio.Event()
         self._cancelled = False
+        self._why_not_ready: str | None = None
         self._failure: BaseException | None = None
 
     def add(self, servicer: Any, register: Callable[[Any, Any], None], full_name: str) -> None:
@@ -121,9 +122,13 @@ class Service:
         return self._grpc.target
 
     async def set_ready(self, why_not: str | None) -> None:
-        """None: ready. A reason: not ready for now. For services that lose and regain readiness while they run."""
+        """None: ready. A reason: not ready for now. For services that lose and regain readiness while they run.
+
+        What was said while `build` ran holds once it has returned; said nothing, the service is ready then.
+        """
         if self._end.is_set():
             return
+        self._why_not_ready = why_not
         self.metrics.set_ready(why_not)
         await self._grpc.set_serving(why_not is None)
 
@@ -151,7 +156,7 @@ class Service:
             if not self._end.is_set():
                 if self._grpc.has_services and not self._started:
                     await self.start()
-                await self.set_ready(None)
+                await self.set_ready(self._why_not_ready)
                 listen = {"listen": self.target} if self._started else {}
                 metrics = f"{self.settings.metrics_listen.rpartition(':')[0]}:{self.metrics.port}"
                 log.info("serving", **listen, metrics=metrics)

@@ -52,6 +52,11 @@ class Transport:
         return self.cert_file is not None
 
     @property
+    def mutual(self) -> bool:
+        """Whether both ends show a certificate."""
+        return self.secure and self.ca_file is not None
+
+    @property
     def _keepalive_ms(self) -> int:
         return int(self.keepalive_s * 1_000)
 

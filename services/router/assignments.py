@@ -1,4 +1,7 @@
-"""Assignments on the wire: one route per offer on a tunnel to its worker, and what comes back on it.
+"""Assignments on the wire: one route per offer on one of the tunnels to its worker, and what comes back on it.
+
+The pool chooses the tunnel. Where it has none that leads to the process, it waits as its policy says, at most until the
+machine has given the offer up.
 
 A small task per route hands replies, deltas and results to the machine. A route that ends without a result is a
 dropped route. What arrives is handed over in the loop's next turn, and a tunnel takes several to end: a result that
@@ -12,7 +15,7 @@ closed here.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
 from libs.controller.errors import EncodingError, WireError
@@ -31,6 +34,7 @@ from libs.controller.protocol import (
 from libs.controller.router_effects import CloseRoute, SendCancel, SendOffer
 from libs.controller.router_events import DeltaReceived, ReplyReceived, ResultReceived, RouteDropped, RouterEvent
 from libs.controller.wire import TunnelCodec
+from libs.pool.errors import PoolError
 from libs.service.logs import get_logger
 from libs.tunnel import (
     ChannelFullError,
@@ -39,8 +43,6 @@ from libs.tunnel import (
     Route,
     RouteClosedError,
     TooManyRoutesError,
-    Tunnel,
-    TunnelClosedError,
 )
 from services.router.clock import Spawn, now_ms
 from services.router.spans import RequestSpans
@@ -49,7 +51,9 @@ _LINGER_S = 5.0
 
 log = get_logger(__name__)
 
-TunnelTo = Callable[[str, int], Tunnel | None]
+Bind = Callable[[str, int, bytes], Awaitable[Route]]
+"""Worker, epoch and first payload to a route. Raises PoolError, ChannelFullError, TooManyRoutesError,
+PayloadTooLargeError."""
 
 
 @dataclass(eq=False)
@@ -59,8 +63,8 @@ class _Carried:
     assignment: AssignmentId
     candidate: Candidate
     epoch: int
-    tunnel_id: int
     route: Route | None = None  # once it is open
+    opening: asyncio.Task[None] | None = None  # while it waits for one
     over: bool = False  # the machine wants nothing more of it
     cancelled: bool = False  # the worker has been told, or will be when the route opens
     linger: asyncio.TimerHandle | None = None
@@ -79,14 +83,14 @@ class Assignments:
         fleet: Fleet,
         spans: RequestSpans,
         feed: Callable[[RouterEvent], None],
-        tunnel_to: TunnelTo,
+        bind: Bind,
         spawn: Spawn,
     ) -> None:
         self._codec = codec
         self._fleet = fleet
         self._spans = spans
         self._feed = feed
-        self._tunnel_to = tunnel_to
+        self._bind = bind
         self._spawn = spawn
         self._carried: dict[AssignmentId, _Carried] = {}
 
@@ -98,16 +102,12 @@ class Assignments:
 
     def offer(self, effect: SendOffer) -> None:
         """Opens a route and sends the offer; feeds RouteDropped where that cannot be done."""
-        offer, worker = effect.offer, effect.worker
-        tunnel = self._tunnel_to(worker, offer.epoch)
-        if tunnel is None:
-            self._feed(RouteDropped(offer.assignment, worker, offer.epoch, "no tunnel to this process"))
-            return
+        offer = effect.offer
         headers = self._spans.offered(offer)
         request = replace(offer.request, trace=TraceContext(headers.traceparent, headers.tracestate))
-        carried = _Carried(offer.assignment, offer.candidate, offer.epoch, tunnel.tunnel_id)
+        carried = _Carried(offer.assignment, offer.candidate, offer.epoch)
         self._carried[offer.assignment] = carried
-        self._spawn(self._carry(carried, tunnel, replace(offer, request=request)), "assignment")
+        self._spawn(self._carry(carried, replace(offer, request=request)), "assignment")
 
     def cancel(self, effect: SendCancel) -> None:
         """Tells the worker on the assignment's route; without one there is nobody to tell, or nothing to be told."""
@@ -125,6 +125,8 @@ class Assignments:
             return
         carried.over = True
         if carried.route is None:
+            if carried.opening is not None:
+                carried.opening.cancel()  # nothing was bound, and nothing will be
             return
         if carried.cancelled:
             loop = asyncio.get_running_loop()
@@ -141,9 +143,9 @@ class Assignments:
 
     # --- one assignment ---
 
-    async def _carry(self, carried: _Carried, tunnel: Tunnel, offer: Offer) -> None:
+    async def _carry(self, carried: _Carried, offer: Offer) -> None:
         try:
-            route = await self._open(carried, tunnel, offer)
+            route = await self._open(carried, offer)
             if route is not None:
                 await self._hear(carried, route)
         finally:
@@ -154,12 +156,13 @@ class Assignments:
             if self._carried.get(carried.assignment) is carried:
                 del self._carried[carried.assignment]
 
-    async def _open(self, carried: _Carried, tunnel: Tunnel, offer: Offer) -> Route | None:
+    async def _open(self, carried: _Carried, offer: Offer) -> Route | None:
         if carried.over:
             return None
+        carried.opening = asyncio.current_task()
         try:
-            route = await tunnel.open(self._codec.encode(offer))
-        except (ChannelFullError, TooManyRoutesError, TunnelClosedError, PayloadTooLargeError) as error:
+            route = await self._bind(carried.worker, offer.epoch, self._codec.encode(offer))
+        except (PoolError, ChannelFullError, TooManyRoutesError, PayloadTooLargeError) as error:
             self._drop(carried, str(error))
             return None
         except EncodingError as error:
@@ -167,9 +170,6 @@ class Assignments:
             self._drop(carried, str(error))
             return None
         carried.route = route
-        if carried.over:  # while it was being opened
-            self._send_cancel(route, Cancel(carried.assignment, carried.epoch))
-            return None
         return route
 
     async def _hear(self, carried: _Carried, route: Route) -> None:
@@ -225,4 +225,8 @@ class Assignments:
             return
 
     def _of(self, tunnel_id: int) -> list[_Carried]:
-        return [carried for carried in self._carried.values() if carried.tunnel_id == tunnel_id]
+        return [
+            carried
+            for carried in self._carried.values()
+            if carried.route is not None and carried.route.tunnel_id == tunnel_id
+        ]

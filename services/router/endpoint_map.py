@@ -42,9 +42,11 @@ class MapCounters:
 
 
 class EndpointMap:
-    """The map as last heard. `apply` is called with each one that differs from the last."""
+    """The map as last heard. `apply` is called with each one as it comes, and its revision."""
 
-    def __init__(self, channel: grpc.aio.Channel, target: str, apply: Callable[[tuple[Endpoint, ...]], None]) -> None:
+    def __init__(
+        self, channel: grpc.aio.Channel, target: str, apply: Callable[[tuple[Endpoint, ...], int], None]
+    ) -> None:
         self.counters = MapCounters()
         self.endpoints: tuple[Endpoint, ...] = ()
         self.hash = ""
@@ -101,11 +103,9 @@ class EndpointMap:
         counters = self.counters
         if newest.revision < counters.revision:
             log.warning("endpoint map is older than the last one", revision=newest.revision, last=counters.revision)
-        changed = newest.hash != self.hash or not self._received.is_set()
         self.endpoints = tuple(from_proto(Endpoint, endpoint) for endpoint in newest.endpoints)
         self.hash = newest.hash
         counters.endpoints, counters.revision, counters.connected = len(self.endpoints), newest.revision, 1
         counters.received += 1
-        if changed:
-            self._apply(self.endpoints)
+        self._apply(self.endpoints, newest.revision)
         self._received.set()

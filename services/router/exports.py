@@ -9,6 +9,7 @@ from libs.service.metrics import Metrics
 from libs.tunnel import Registry
 from services.router.metrics import RouterMetrics, by_name
 from services.router.names import Names
+from services.router.pool_metrics import PoolCollector
 
 if TYPE_CHECKING:
     from services.router.server import Router
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 def export(router: Router, names: Names, service: Metrics, metrics: RouterMetrics) -> None:
     """Registers everything."""
     machine, observatory = router.shell.machine, router.observatory
-    service.export("links", router.links.counters)
+    service.registry.register(PoolCollector(router.workers.pool.status))
     service.export("attach", router.attach.counters)
     service.export("map", router.endpoints.counters)
     service.export("names", names.counters)

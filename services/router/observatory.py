@@ -3,6 +3,10 @@
 Heartbeats come on the control route of the elected tunnel. What the registry accepts goes to the fleet (load, costs,
 residency), what it concludes (a worker is unavailable) to the router machine, at once: a broken tunnel is a loss the
 moment it is seen, not when a timer says so.
+
+A worker has several tunnels and its heartbeats come on one of them. Which process the others lead to is inferred from
+it, and the pool is told: tunnels that came up under the same address lead to the same process, unless they were heard
+to lead to another.
 """
 
 from __future__ import annotations
@@ -10,10 +14,19 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from libs.controller import discovery
 from libs.controller.catalog_facts import Endpoint
-from libs.controller.discovery import AskSnapshot, DiscoveryEffect, Elect, Forgotten, Observed, RoutesEnded
+from libs.controller.discovery import (
+    AskSnapshot,
+    DiscoveryEffect,
+    Elect,
+    Forgotten,
+    Observed,
+    RoutesEnded,
+    WorkerRecord,
+)
 from libs.controller.errors import WireError
 from libs.controller.fleet import Fleet
 from libs.controller.knobs import DiscoveryKnobs
@@ -29,8 +42,22 @@ _RETRY_S = 0.1
 log = get_logger(__name__)
 
 
+@dataclass(slots=True)
+class _Known:
+    """A tunnel that is up. `epoch`: the process it leads to, as told to the pool; 0 = not yet."""
+
+    tunnel: Tunnel
+    worker: str
+    address: str
+    epoch: int = 0
+
+
 class Observatory:
-    """See the module. `waiting`: requests that wait for capacity; `routes_ended`: a tunnel took its routes along."""
+    """See the module.
+
+    `waiting`: requests that wait for capacity; `routes_ended`: a tunnel took its routes along; `identify`: the process
+    that a tunnel leads to; `takes`: whether a worker's tunnels take new routes.
+    """
 
     def __init__(
         self,
@@ -41,6 +68,8 @@ class Observatory:
         *,
         waiting: Callable[[], int],
         routes_ended: Callable[[int], None],
+        identify: Callable[[Tunnel, int], None],
+        takes: Callable[[str], bool],
     ) -> None:
         self.registry = discovery.Registry(knobs)
         self.fleet = fleet
@@ -49,28 +78,22 @@ class Observatory:
         self._feed = feed
         self._waiting = waiting
         self._routes_ended = routes_ended
-        self._tunnels: dict[int, Tunnel] = {}
-
-    def tunnel_to(self, worker: str, epoch: int) -> Tunnel | None:
-        """A live tunnel to that process."""
-        chosen = self.registry.tunnel_to(worker, epoch)
-        return self._tunnels.get(chosen) if chosen is not None else None
-
-    def epoch(self, tunnel: Tunnel) -> int:
-        """The process the tunnel leads to, as far as known; 0 = not known."""
-        for record in self.registry.records():
-            if tunnel.tunnel_id in record.tunnels:
-                return record.epoch
-        return 0
+        self._identify = identify
+        self._takes = takes
+        self._tunnels: dict[int, _Known] = {}
 
     def listed(self, endpoints: Sequence[Endpoint]) -> None:
         """The current endpoint map."""
         self.registry.set_listed(frozenset(endpoint.worker for endpoint in endpoints))
 
-    def up(self, tunnel: Tunnel, endpoint: Endpoint) -> None:
-        """A tunnel to a worker is up."""
-        self._tunnels[tunnel.tunnel_id] = tunnel
-        self._obey(self.registry.opened(tunnel.tunnel_id, endpoint.worker, now_ms(), endpoint.epoch))
+    def up(self, tunnel: Tunnel, worker: str, address: str, epoch: int) -> None:
+        """A tunnel to a worker is up; the process is the one that the map had when it was dialled."""
+        record = self.registry.record(worker)
+        if record is not None and record.epoch > epoch and address in self._addresses(record):
+            epoch = record.epoch  # the map is behind
+        self._tunnels[tunnel.tunnel_id] = _Known(tunnel, worker, address)
+        self._obey(self.registry.opened(tunnel.tunnel_id, worker, now_ms(), epoch))
+        self._infer(worker)
 
     def lost(self, tunnel: Tunnel, orderly: bool) -> None:
         """It is gone."""
@@ -86,8 +109,14 @@ class Observatory:
             return
         if isinstance(value, Heartbeat):
             self._obey(self.registry.heard(tunnel.tunnel_id, value, now_ms()))
+            self._infer(value.worker)
         else:
             self.codec.counts["out-of-place"] += 1
+
+    def withhold(self) -> None:
+        """Whether workers' tunnels take new routes may have changed."""
+        for worker in self.fleet.views():
+            self.fleet.withhold(worker, not self._takes(worker))
 
     async def run(self) -> None:
         """Looks for silent workers, several times per expiry, until cancelled."""
@@ -119,16 +148,37 @@ class Observatory:
     def _observe(self, observed: Observed) -> None:
         self.fleet.observe(observed, now_ms())
         heartbeat = observed.heartbeat
-        if self._waiting() and not heartbeat.draining:
+        self.fleet.withhold(heartbeat.worker, not self._takes(heartbeat.worker))
+        view = self.fleet.view(heartbeat.worker)
+        if self._waiting() and view is not None and not view.draining:
             # Level-triggered: a waiter that cannot use the slot passes it on, so saying one too many costs a plan.
             self._feed(CapacityFreed(max(1, heartbeat.lanes - heartbeat.load.active)))
 
+    def _infer(self, worker: str) -> None:
+        """Once a process was heard, its other tunnels are known too."""
+        record = self.registry.record(worker)
+        if record is None or not record.sequence:
+            return
+        addresses = self._addresses(record)
+        for number, known in self._tunnels.items():
+            if known.worker == worker and not known.epoch and known.address in addresses:
+                self._obey(self.registry.joined(number, record.epoch))
+        for number in record.tunnels:
+            known = self._tunnels[number]
+            if known.epoch != record.epoch:
+                known.epoch = record.epoch
+                # The pool may be in the middle of publishing it.
+                asyncio.get_running_loop().call_soon(self._identify, known.tunnel, record.epoch)
+
+    def _addresses(self, record: WorkerRecord) -> set[str]:
+        return {self._tunnels[number].address for number in record.tunnels}
+
     def _tell(self, tunnel_id: int, value: ElectTunnel | SnapshotRequest) -> None:
-        tunnel = self._tunnels.get(tunnel_id)
-        if tunnel is None:
+        known = self._tunnels.get(tunnel_id)
+        if known is None:
             return
         try:
-            tunnel.try_control(self.codec.encode(value))
+            known.tunnel.try_control(self.codec.encode(value))
         except ChannelFullError:
             asyncio.get_running_loop().call_later(_RETRY_S, self._tell, tunnel_id, value)
         except TunnelClosedError:

@@ -1,8 +1,8 @@
 """The router, put together: start in order, serve, leave in order.
 
-Ready once the endpoint map was received and every endpoint in it was dialled once; workers are not required (requests
-wait for them). At the end: not ready, no new requests → running ones finish within the grace → what still runs is
-handed back to its ingress by closing its tunnel → tunnels to workers close, which cancels what is left there →
+Ready while the tunnel pool is: every cell of the endpoint map has a live tunnel, or as many as policy demands. At the
+end: not ready, no new requests → running ones finish within the grace → what still runs is
+handed back to its ingress by closing its tunnel → the pool shuts down, which cancels what is left there →
 decisions that still wait are appended, for at most two seconds.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from contextlib import suppress
 from dataclasses import dataclass
 
 from libs.contracts.segue.v1 import router_pb2_grpc
@@ -32,21 +33,23 @@ from services.router.clock import now_ms
 from services.router.decision_batches import DecisionBatches
 from services.router.decisions import Decisions
 from services.router.endpoint_map import EndpointMap
-from services.router.links import Hooks, WorkerLinks
 from services.router.lookups import Lookups
 from services.router.metrics import RouterMetrics
 from services.router.names import Names
 from services.router.observatory import Observatory
 from services.router.planner import Planner
+from services.router.readiness import Readiness
 from services.router.requests import Requests
 from services.router.servicer import RouterServicer
 from services.router.settings import RouterSettings
 from services.router.shell import Ports, Shell
 from services.router.spans import RequestSpans
+from services.router.worker_pool import WorkerPool
 
 SERVICE = "segue.v1.Router"
 
-_DIALLED_WITHIN_S = 3.0
+_POOL_WITHIN_S = 3.0
+"""Longest time at the start that the pool is waited for before the router serves without."""
 _HAND_BACK_S = 1.0
 """Kept of the grace to close tunnels in order."""
 _APPEND_S = 2.0
@@ -63,7 +66,7 @@ class Router:
     requests: Requests
     assignments: Assignments
     observatory: Observatory
-    links: WorkerLinks
+    workers: WorkerPool
     attach: AttachServer
     endpoints: EndpointMap
     lookups: Lookups
@@ -86,11 +89,15 @@ class Router:
             if not await self.requests.at_rest(patience):
                 log.warning("handing back what still runs", requests=len(self.requests))
             self.attach.close()
-            self.links.close()
-            await self.links.closed(max(0.0, deadline - loop.time()))
+            await self._close_pool(max(0.0, deadline - loop.time()))
             await self.batches.flush(min(_APPEND_S, max(0.0, deadline - loop.time())))
         finally:
             self.shell.stop()
+
+    async def _close_pool(self, within_s: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                await self.workers.pool.shutdown(0.0)
 
 
 async def build(settings: RouterSettings, service: Service) -> None:
@@ -117,21 +124,26 @@ async def assemble(settings: RouterSettings, service: Service, tunnel_config: Tu
         shell.feed,
         waiting=lambda: machine.waiting,
         routes_ended=lambda tunnel: assignments.routes_ended(tunnel),
+        identify=lambda tunnel, epoch: workers.pool.identify(tunnel, epoch),
+        takes=lambda worker: workers.takes(worker),
     )
-    assignments = Assignments(codec, fleet, spans, shell.feed, observatory.tunnel_to, service.spawn)
-
     router_id = secrets.token_hex(8)
-    batches = DecisionBatches(catalog, router_id, settings.decisions_queue, settings.decisions_interval_s)
-    decisions = Decisions(settings.decisions_kept, metrics, batches)
-    links = WorkerLinks(
+    readiness = Readiness(service)
+    workers = WorkerPool(
         service.transport,
         downstream,
-        Hooks(observatory.up, observatory.lost, observatory.control, observatory.epoch),
-        service.spawn,
+        observatory,
+        settings.pool_policy(),
         router_id=router_id,
-        grace_s=settings.endpoint_grace_s,
+        crashed=lambda error: service.stop("the tunnel pool's contract is broken", error),
+        readiness=readiness.changed,
         config=tunnel_config,
     )
+    await service.enter(workers.pool)
+    assignments = Assignments(codec, fleet, spans, shell.feed, workers.bind, service.spawn)
+
+    batches = DecisionBatches(catalog, router_id, settings.decisions_queue, settings.decisions_interval_s)
+    decisions = Decisions(settings.decisions_kept, metrics, batches)
     names = Names(
         catalog,
         settings.names_refresh_s,
@@ -139,9 +151,9 @@ async def assemble(settings: RouterSettings, service: Service, tunnel_config: Tu
         changed=lambda: shell.feed(CapacityFreed(max(1, machine.waiting))),
     )
 
-    def apply(endpoints: tuple[Endpoint, ...]) -> None:
+    def apply(endpoints: tuple[Endpoint, ...], revision: int) -> None:
         observatory.listed(endpoints)
-        links.apply(endpoints)
+        workers.observe(endpoints, revision)
         names.refresh()
 
     endpoints = EndpointMap(catalog, settings.catalog, apply)
@@ -174,7 +186,7 @@ async def assemble(settings: RouterSettings, service: Service, tunnel_config: Tu
         lambda: views.workers(observatory.registry, fleet, endpoints.endpoints, endpoints.revision),
     )
     router = Router(
-        shell, requests, assignments, observatory, links, attach, endpoints, lookups, decisions, batches,
+        shell, requests, assignments, observatory, workers, attach, endpoints, lookups, decisions, batches,
         spans, servicer, upstream, downstream,
     )  # fmt: skip
     exports.export(router, names, service.metrics, metrics)
@@ -188,5 +200,8 @@ async def assemble(settings: RouterSettings, service: Service, tunnel_config: Tu
     service.spawn(batches.run(), "decisions")
     await service.start()
     await endpoints.first(settings.catalog_wait_s)
-    await links.tried(_DIALLED_WITHIN_S)
+    if endpoints.endpoints:
+        await workers.pool.wait_ready(_POOL_WITHIN_S)
+    service.spawn(readiness.run(), "readiness")
+    await readiness.told()
     return router

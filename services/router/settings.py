@@ -7,10 +7,11 @@ from typing import ClassVar
 from pydantic import Field
 
 from libs.controller.knobs import DiscoveryKnobs, FactKnobs, RouterKnobs
-from libs.service.settings import Address, ServiceSettings
+from libs.service.settings import Address
+from services.router.pool_settings import PoolSettings
 
 
-class RouterSettings(ServiceSettings):
+class RouterSettings(PoolSettings):
     """The router: assigns each request to one worker at a time."""
 
     service: ClassVar[str] = "router"
@@ -24,7 +25,7 @@ class RouterSettings(ServiceSettings):
         30.0,
         ge=0,
         le=3_600,
-        description="Seconds a worker that vanished from the endpoint map keeps its healthy tunnel: twice the "
+        description="Seconds a worker that vanished from the endpoint map keeps its healthy tunnels: twice the "
         "catalog's lease_ttl_s",
     )
     heartbeat_expiry_s: float = Field(
@@ -60,6 +61,11 @@ class RouterSettings(ServiceSettings):
         5.0, ge=0, le=3_600, description="Longest wait, in seconds, of a decision before its batch is appended"
     )
     decisions_kept: int = Field(4_096, ge=0, description="Decisions kept in memory; the oldest goes first")
+
+    @property
+    def pool_grace_s(self) -> float:
+        """See PoolSettings."""
+        return self.endpoint_grace_s
 
     def router_knobs(self) -> RouterKnobs:
         """The machine's numbers."""

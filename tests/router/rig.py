@@ -219,6 +219,8 @@ async def running(
             "catalog": catalog.address,
             "names_refresh_s": 0.2,
             "heartbeat_expiry_s": 60.0,
+            "pool_keepalive_s": 0.4,
+            "pool_keepalive_jitter_s": 0.1,
             **changes,
         }
         service = Service(RouterSettings(**facts), await stack.enter_async_context(asyncio.TaskGroup()))

@@ -59,11 +59,12 @@ async def test_the_regular_course() -> None:
         off_ms = abs(decision.attempts[0].predicted_ttft_ms - decision.attempts[0].measured_ttft_ms)
         assert rig.metric("ttft_error_seconds_sum", tier="none") == off_ms / 1_000
         assert rig.metric("plan_seconds_count") == rig.metric("rank_seconds_count") == 1
-        assert rig.metric("workers") == rig.metric("links_up") == 1
+        await eventually(lambda: rig.metric("pool_writers", contour="active") == 2, "two tunnels")
+        assert rig.metric("workers") == 1
 
 
 async def test_many_at_once_each_exact() -> None:
-    async with running(Job.run, Job.run) as rig:
+    async with running(Job.run, Job.run, offer_timeout_ms=20_000) as rig:
         streams = [await rig.ingress.submit(request(6, 1 + i % 7)) for i in range(200)]
         async with asyncio.TaskGroup() as group:
             for i, stream in enumerate(streams):
@@ -264,7 +265,9 @@ async def test_a_worker_that_leaves_in_order_is_no_loss() -> None:
         job.accept()
         job.delta(3)
         await stream.until(3)
-        rig.workers[0].tunnels[0].close(CloseReason.SHUTDOWN)
+        await eventually(lambda: len(rig.workers[0].tunnels) == 2, "both tunnels")
+        for tunnel in rig.workers[0].tunnels:
+            tunnel.close(CloseReason.SHUTDOWN)
         (await rig.workers[1].next()).run()
         end = await stream.completed(4)
         assert end.served.workers == ("w0", "w1")

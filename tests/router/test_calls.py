@@ -183,7 +183,7 @@ async def test_list_workers() -> None:
         assert answer.revision == rig.catalog.revision
         assert [one.endpoint.worker for one in answer.workers] == ["w0", "w1"]
         shown = answer.workers[0]
-        assert (shown.tunnels, shown.resident, shown.listed) == (1, 1, True)
+        assert (shown.tunnels, shown.resident, shown.listed) == (2, 1, True)
         assert (shown.heartbeat.epoch, shown.heartbeat.lanes, len(shown.heartbeat.resident)) == (1, 4, 0)
         assert shown.heartbeat.load.pages.free == 1_000 and shown.heard_ms < 10_000
         assert shown.endpoint.address == rig.worker.address

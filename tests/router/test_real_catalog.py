@@ -76,10 +76,12 @@ async def test_a_catalog_killed_and_back(etcd_server: EtcdServer, s3_server: Sea
     try:
         async with scripted_worker("w0", Job.run) as worker, asyncio.TaskGroup() as tasks:
             worker.epoch = (await registered(stub, worker.endpoint)).epoch
-            wanted = RouterSettings(listen="127.0.0.1:0", catalog=catalog.address, decisions_interval_s=0.1)
+            wanted = RouterSettings(
+                listen="127.0.0.1:0", catalog=catalog.address, decisions_interval_s=0.1, heartbeat_expiry_s=60
+            )
             service = Service(wanted, tasks)
             router = await assemble(service.settings, service, FAST)  # type: ignore[arg-type]
-            counters = router.links.counters
+            found = router.workers.pool.status
             try:
                 async with ingress_to(service.target) as ingress:
                     await eventually(lambda: bool(router.observatory.fleet.views()), "heard")
@@ -89,12 +91,13 @@ async def test_a_catalog_killed_and_back(etcd_server: EtcdServer, s3_server: Sea
                     await (await ingress.submit()).completed(4)
                     # Nobody kept its lease alive meanwhile: the map is empty when the catalog is back.
                     await catalog.start()
-                    await eventually(lambda: counters.unlisted == 1, "unlisted")
+                    await eventually(lambda: bool(router.endpoints.counters.connected), "followed again")
+                    await eventually(lambda: found().pool.map.empty_refused_s is not None, "empty map refused")
                     await (await ingress.submit()).completed(4)
                     await registered(stub, worker.endpoint, worker.epoch)
-                    await eventually(lambda: counters.unlisted == 0 and counters.wanted == 1, "listed again")
+                    await eventually(lambda: found().pool.map.empty_refused_s is None, "listed again")
                     await (await ingress.submit()).completed(4)
-                    assert len(worker.tunnels) == 1 and worker.tunnels[0].closed is None
+                    assert len(worker.tunnels) == 2 and not any(tunnel.closed for tunnel in worker.tunnels)
                 # What was decided while it was away is recorded too, once.
                 sent = router.batches.counters
                 await eventually(lambda: sent.waiting == 0 and sent.appended == 4, "decisions appended")
