@@ -12,6 +12,7 @@ from cli import up as up_command
 from cli.cache.app import app as cache_commands
 from cli.decisions.app import app as decision_commands
 from cli.sim.app import app as sim_commands
+from cli.top.command import top as top_command
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -23,6 +24,7 @@ app = typer.Typer(
 app.add_typer(cache_commands, name="cache")
 app.add_typer(decision_commands, name="decisions")
 app.add_typer(sim_commands, name="sim")
+app.command("top")(top_command)
 
 Models = Annotated[
     list[str] | None,

@@ -1,4 +1,4 @@
-"""A connection to the catalog for one command: its options, the call, and errors as a person reads them."""
+"""A connection to a service for one command: its options, the call, and errors as a person reads them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _GROUP = ContextVar("group", default="segue")
 
 @dataclass(frozen=True)
 class Target:
-    """address: HOST:PORT of a catalog; the files as in the services' settings."""
+    """address: HOST:PORT of the service; the files as in the services' settings."""
 
     address: str
     ca_file: Path | None = None
@@ -64,14 +64,20 @@ def connect(
     context.obj = Target(catalog, ca_file, cert_file, key_file)
 
 
-def run(target: Target, command: Callable[[Any], Awaitable[T]]) -> T:
+def run(
+    target: Target,
+    command: Callable[[Any], Awaitable[T]],
+    *,
+    stub: Callable[[grpc.aio.Channel], Any] = catalog_pb2_grpc.CatalogStub,
+    what: str = "catalog",
+) -> T:
     """`command` with the generated client; typer.Exit(1) with one line on standard error if it fails."""
 
     async def connected() -> T:
         transport = Transport(ca_file=target.ca_file, cert_file=target.cert_file, key_file=target.key_file)
         channel = open_channel(target.address, transport)
         try:
-            return await command(catalog_pb2_grpc.CatalogStub(channel))
+            return await command(stub(channel))
         finally:
             await channel.close(None)
 
@@ -80,7 +86,7 @@ def run(target: Target, command: Callable[[Any], Awaitable[T]]) -> T:
     except grpc.aio.AioRpcError as error:
         known = read_error(error)
         remedy = f": {known.remedy}" if known.remedy and known.remedy not in known.message else ""
-        fail(f"catalog at {target.address}: {known.message}{remedy}")
+        fail(f"{what} at {target.address}: {known.message}{remedy}")
     except StartError as error:
         fail(f"{error}: {error.remedy}")
     except KeyboardInterrupt:

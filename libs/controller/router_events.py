@@ -36,16 +36,21 @@ class ObstacleKind(Enum):
     UNKNOWN_MODEL = "unknown-model"
     TOO_LONG = "too-long"
     NO_WORKER = "no-worker"
+    NO_COVERAGE = "no-coverage"  # as NO_WORKER, where waiting (longer) is not wanted
     NO_CAPACITY = "no-capacity"
     CATALOG_AWAY = "catalog-away"
 
     @property
     def code(self) -> StatusCode | None:
-        """NOT_FOUND or INVALID_ARGUMENT for the two that never become feasible."""
-        return _NEVER.get(self)
+        """NOT_FOUND or INVALID_ARGUMENT for the two that never become feasible, UNAVAILABLE for one given up."""
+        return _ENDS.get(self)
 
 
-_NEVER = {ObstacleKind.UNKNOWN_MODEL: StatusCode.NOT_FOUND, ObstacleKind.TOO_LONG: StatusCode.INVALID_ARGUMENT}
+_ENDS = {
+    ObstacleKind.UNKNOWN_MODEL: StatusCode.NOT_FOUND,
+    ObstacleKind.TOO_LONG: StatusCode.INVALID_ARGUMENT,
+    ObstacleKind.NO_COVERAGE: StatusCode.UNAVAILABLE,
+}
 
 
 @dataclass(frozen=True, slots=True)

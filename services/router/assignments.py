@@ -1,7 +1,7 @@
 """Assignments on the wire: one route per offer on one of the tunnels to its worker, and what comes back on it.
 
 The pool chooses the tunnel. Where it has none that leads to the process, it waits as its policy says, at most until the
-machine has given the offer up.
+machine has given the offer up, or has the assignment go over a call of its own.
 
 A small task per route hands replies, deltas and results to the machine. A route that ends without a result is a
 dropped route. What arrives is handed over in the loop's next turn, and a tunnel takes several to end: a result that
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 
 from libs.controller.errors import EncodingError, WireError
@@ -30,11 +31,12 @@ from libs.controller.protocol import (
     OfferReply,
     Result,
     TraceContext,
+    TunnelValue,
 )
 from libs.controller.router_effects import CloseRoute, SendCancel, SendOffer
 from libs.controller.router_events import DeltaReceived, ReplyReceived, ResultReceived, RouteDropped, RouterEvent
 from libs.controller.wire import TunnelCodec
-from libs.pool.errors import PoolError
+from libs.pool.errors import GoDirectError, PoolError
 from libs.service.logs import get_logger
 from libs.tunnel import (
     ChannelFullError,
@@ -45,6 +47,7 @@ from libs.tunnel import (
     TooManyRoutesError,
 )
 from services.router.clock import Spawn, now_ms
+from services.router.direct_calls import DirectCallError, DirectCalls
 from services.router.spans import RequestSpans
 
 _LINGER_S = 5.0
@@ -64,7 +67,7 @@ class _Carried:
     candidate: Candidate
     epoch: int
     route: Route | None = None  # once it is open
-    opening: asyncio.Task[None] | None = None  # while it waits for one
+    opening: asyncio.Task[None] | None = None  # while it waits for one, or does without
     over: bool = False  # the machine wants nothing more of it
     cancelled: bool = False  # the worker has been told, or will be when the route opens
     linger: asyncio.TimerHandle | None = None
@@ -84,6 +87,7 @@ class Assignments:
         spans: RequestSpans,
         feed: Callable[[RouterEvent], None],
         bind: Bind,
+        direct: DirectCalls,
         spawn: Spawn,
     ) -> None:
         self._codec = codec
@@ -91,6 +95,7 @@ class Assignments:
         self._spans = spans
         self._feed = feed
         self._bind = bind
+        self._direct = direct
         self._spawn = spawn
         self._carried: dict[AssignmentId, _Carried] = {}
 
@@ -125,7 +130,7 @@ class Assignments:
             return
         carried.over = True
         if carried.route is None:
-            if carried.opening is not None:
+            if carried.opening is not None and carried.opening is not asyncio.current_task():
                 carried.opening.cancel()  # nothing was bound, and nothing will be
             return
         if carried.cancelled:
@@ -162,6 +167,9 @@ class Assignments:
         carried.opening = asyncio.current_task()
         try:
             route = await self._bind(carried.worker, offer.epoch, self._codec.encode(offer))
+        except GoDirectError:
+            await self._go_direct(carried, offer)
+            return None
         except (PoolError, ChannelFullError, TooManyRoutesError, PayloadTooLargeError) as error:
             self._drop(carried, str(error))
             return None
@@ -171,6 +179,17 @@ class Assignments:
             return None
         carried.route = route
         return route
+
+    async def _go_direct(self, carried: _Carried, offer: Offer) -> None:
+        try:
+            async with aclosing(self._direct.run(offer)) as answers:
+                async for value in answers:
+                    if not self._heard(carried, value):
+                        return
+        except DirectCallError as error:
+            self._drop(carried, f"direct call: {error}")
+            return
+        self._drop(carried, "the direct call ended without a result")
 
     async def _hear(self, carried: _Carried, route: Route) -> None:
         while True:
@@ -192,6 +211,9 @@ class Assignments:
             log.warning("message of a worker refused", worker=carried.worker, reason=error.reason)
             self._drop(carried, f"a message was refused: {error.reason}")
             return False
+        return self._heard(carried, value)
+
+    def _heard(self, carried: _Carried, value: TunnelValue) -> bool:
         match value:
             case OfferReply():
                 self._fleet.replied(carried.worker, value, now_ms())

@@ -23,6 +23,13 @@ def export(router: Router, names: Names, service: Metrics, metrics: RouterMetric
     service.export("map", router.endpoints.counters)
     service.export("names", names.counters)
     service.export("decisions", router.batches.counters)
+    metrics.gauge("uncovered", "Requests held because no worker can be reached", lambda: len(router.uncovered))
+    metrics.counts(
+        "uncovered_refused", "Requests refused for that", (), lambda: [((), float(router.uncovered.refused))]
+    )
+    metrics.counts(
+        "direct_calls", "Assignments that went round the tunnel pool", (), lambda: [((), float(router.direct.made))]
+    )
     metrics.gauge("queue_length", "Requests that wait for capacity", lambda: machine.waiting)
     metrics.gauges(
         "active",

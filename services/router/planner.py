@@ -28,6 +28,7 @@ from services.router.lookups import Lookups
 from services.router.metrics import RouterMetrics
 from services.router.names import CatalogAwayError, Names
 from services.router.spans import RequestSpans
+from services.router.uncovered import Uncovered
 
 _BY_HAND_S = 2.0
 """An explanation waits for the catalog longer than a request does."""
@@ -57,6 +58,7 @@ class Planner:
         spans: RequestSpans,
         metrics: RouterMetrics,
         budget_s: float,
+        uncovered: Uncovered,
     ) -> None:
         self._names = names
         self._lookups = lookups
@@ -66,6 +68,7 @@ class Planner:
         self._spans = spans
         self._metrics = metrics
         self._budget_s = budget_s
+        self._uncovered = uncovered
 
     def plan(self, effect: PlanRequested) -> None:
         """Starts a plan; its answer is fed as `Planned`."""
@@ -120,7 +123,8 @@ class Planner:
             plan = candidates.plan(request, entries, self._fleet, now_ms(), effect.avoid, POLICY_KNOBS)
         ended = time.perf_counter()
         self._metrics.planned(ended - began, computed + ended - ranking)
-        return replace(plan, revision=revision)
+        plan = replace(plan, revision=revision)
+        return self._uncovered.judge(effect, plan, [entry.model.fingerprint for entry in entries])
 
     def _partial(self, entries: Sequence[Variant], effect: PlanRequested) -> Plan | None:
         """A plan from residency alone; None where the catalog's facts could matter."""

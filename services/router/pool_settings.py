@@ -108,7 +108,9 @@ class PoolSettings(ServiceSettings):
     pool_no_coverage: NoCoverage = _knob(
         "no_coverage", "A request that no tunnel can take: hold it, make a call of its own (direct), or fail it"
     )
-    pool_no_coverage_wait_s: float = _knob("no_coverage_wait_s", "Longest time, in seconds, that it is held")
+    pool_no_coverage_wait_s: float = Field(
+        60.0, ge=0, description="Longest time, in seconds, that it is held: a worker's restart and more"
+    )
     pool_hold_max: int = _knob("hold_max", "Requests held at once")
 
     @model_validator(mode="after")

@@ -20,6 +20,7 @@ from libs.controller.fleet import Fleet
 from libs.controller.router import RouterMachine
 from libs.controller.router_effects import SendOffer
 from libs.controller.router_events import CapacityFreed
+from libs.controller.router_table import Phase
 from libs.controller.wire import TunnelCodec
 from libs.service.channel import open_channel
 from libs.service.lifecycle import Service
@@ -32,18 +33,21 @@ from services.router.attach import AttachServer
 from services.router.clock import now_ms
 from services.router.decision_batches import DecisionBatches
 from services.router.decisions import Decisions
+from services.router.direct_calls import DirectCalls
 from services.router.endpoint_map import EndpointMap
 from services.router.lookups import Lookups
 from services.router.metrics import RouterMetrics
 from services.router.names import Names
 from services.router.observatory import Observatory
 from services.router.planner import Planner
+from services.router.pool_calls import PoolCalls
 from services.router.readiness import Readiness
 from services.router.requests import Requests
 from services.router.servicer import RouterServicer
 from services.router.settings import RouterSettings
 from services.router.shell import Ports, Shell
 from services.router.spans import RequestSpans
+from services.router.uncovered import Uncovered
 from services.router.worker_pool import WorkerPool
 
 SERVICE = "segue.v1.Router"
@@ -70,6 +74,8 @@ class Router:
     attach: AttachServer
     endpoints: EndpointMap
     lookups: Lookups
+    uncovered: Uncovered
+    direct: DirectCalls
     decisions: Decisions
     batches: DecisionBatches
     spans: RequestSpans
@@ -140,7 +146,8 @@ async def assemble(settings: RouterSettings, service: Service, tunnel_config: Tu
         config=tunnel_config,
     )
     await service.enter(workers.pool)
-    assignments = Assignments(codec, fleet, spans, shell.feed, workers.bind, service.spawn)
+    direct = DirectCalls(service.transport, workers.address)
+    assignments = Assignments(codec, fleet, spans, shell.feed, workers.bind, direct, service.spawn)
 
     batches = DecisionBatches(catalog, router_id, settings.decisions_queue, settings.decisions_interval_s)
     decisions = Decisions(settings.decisions_kept, metrics, batches)
@@ -158,8 +165,14 @@ async def assemble(settings: RouterSettings, service: Service, tunnel_config: Tu
 
     endpoints = EndpointMap(catalog, settings.catalog, apply)
     lookups = Lookups(catalog, FactCache(settings.fact_knobs()), metrics, service.spawn)
+    uncovered = Uncovered(
+        lambda: workers.pool.policy,
+        lambda: endpoints.endpoints,
+        wake=lambda: shell.feed(CapacityFreed(max(1, machine.waiting))),
+        live=lambda request_id: machine.phase(request_id) is not Phase.DONE,
+    )
     planner = Planner(
-        names, lookups, fleet, shell.feed, service.spawn, spans, metrics, settings.lookup_budget_ms / 1_000
+        names, lookups, fleet, shell.feed, service.spawn, spans, metrics, settings.lookup_budget_ms / 1_000, uncovered
     )
 
     def offer(effect: SendOffer) -> None:
@@ -184,10 +197,11 @@ async def assemble(settings: RouterSettings, service: Service, tunnel_config: Tu
         requests,
         planner,
         lambda: views.workers(observatory.registry, fleet, endpoints.endpoints, endpoints.revision),
+        PoolCalls(workers, observatory),
     )
     router = Router(
-        shell, requests, assignments, observatory, workers, attach, endpoints, lookups, decisions, batches,
-        spans, servicer, upstream, downstream,
+        shell, requests, assignments, observatory, workers, attach, endpoints, lookups, uncovered, direct, decisions,
+        batches, spans, servicer, upstream, downstream,
     )  # fmt: skip
     exports.export(router, names, service.metrics, metrics)
 

@@ -32,6 +32,7 @@ from services.router import views
 from services.router.direct import DirectSink
 from services.router.names import CatalogAwayError
 from services.router.planner import Planner
+from services.router.pool_calls import PoolCalls
 from services.router.requests import NO_TENANT, Requests
 
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
@@ -77,12 +78,14 @@ class RouterServicer(router_pb2_grpc.RouterServicer):
         requests: Requests,
         planner: Planner,
         list_workers: Callable[[], router_pb2.ListWorkersResponse],
+        pool: PoolCalls,
     ) -> None:
         self._machine = machine
         self._feed = feed
         self._requests = requests
         self._planner = planner
         self._list_workers = list_workers
+        self._pool = pool
         self.draining = False
 
     async def Generate(self, request: router_pb2.GenerateRequest, context: Any) -> AsyncIterator[router_pb2.Delivery]:
@@ -140,6 +143,26 @@ class RouterServicer(router_pb2_grpc.RouterServicer):
 
     async def ListWorkers(self, request: router_pb2.ListWorkersRequest, context: Any) -> router_pb2.ListWorkersResponse:
         return self._list_workers()
+
+    async def GetPool(self, request: router_pb2.GetPoolRequest, context: Any) -> router_pb2.GetPoolResponse:
+        return self._pool.get()
+
+    async def DrainEndpoint(
+        self, request: router_pb2.DrainEndpointRequest, context: Any
+    ) -> router_pb2.DrainEndpointResponse:
+        return self._pool.drain(request)
+
+    async def SwapGeneration(
+        self, request: router_pb2.SwapGenerationRequest, context: Any
+    ) -> router_pb2.SwapGenerationResponse:
+        if self.draining:
+            raise StoppingError("this router is shutting down", remedy="its tunnels are closing", retry_after_s=1.0)
+        return self._pool.swap()
+
+    async def SetPoolPolicy(
+        self, request: router_pb2.SetPoolPolicyRequest, context: Any
+    ) -> router_pb2.SetPoolPolicyResponse:
+        return self._pool.set_policy(request)
 
 
 def _by_hand(submission: Submission, time_remaining_s: float | None) -> Submission:

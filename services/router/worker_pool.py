@@ -65,9 +65,11 @@ class WorkerPool:
             crashed=crashed,
         )
         self.pool = TunnelPool(registry, self._dial, hooks, policy, config=config)
+        self._addresses: dict[str, str] = {}
 
     def observe(self, endpoints: Sequence[catalog_facts.Endpoint], revision: int) -> None:
         """The endpoint map as the catalog has it now."""
+        self._addresses = {endpoint.worker: endpoint.address for endpoint in endpoints}
         self.pool.observe([pooled(endpoint) for endpoint in endpoints], revision)
 
     async def bind(self, worker: str, epoch: int, payload: bytes) -> Route:
@@ -77,6 +79,10 @@ class WorkerPool:
     def takes(self, worker: str) -> bool:
         """Whether an assignment for the worker would find a tunnel."""
         return self.pool.takes(WorkerTarget(worker))
+
+    def address(self, worker: str) -> str:
+        """Where the endpoint map says that the worker listens; empty = nowhere."""
+        return self._addresses.get(worker, "")
 
     @asynccontextmanager
     async def _dial(self, endpoint: Endpoint) -> AsyncIterator[Carrier]:

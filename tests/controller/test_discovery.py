@@ -64,7 +64,7 @@ def test_losing_one_of_two_tunnels_ends_its_routes_and_elects_the_other() -> Non
     r.opened(1, "w", 0, epoch=1)
     assert r.opened(2, "w", 0, epoch=1) == []
     r.heard(1, beat(1, snapshot=True), 1)
-    assert r.closed(1, 2) == [RoutesEnded(1), Elect(2, 2), AskSnapshot(2)]
+    assert r.closed(1, 2) == [RoutesEnded(1), Elect(2, 3), AskSnapshot(2)]
     assert r.tunnel_to("w", 1) == 2
     assert r.closed(2, 3) == [Forgotten("w", 1), WorkerUnavailable("w", 1, Loss.PROCESS)]
     assert r.record("w") is None and r.tunnel_to("w", 1) is None
@@ -97,6 +97,21 @@ def test_a_stale_map_is_corrected_by_the_first_heartbeat() -> None:
     record = r.record("w")
     assert record is not None and record.epoch == 2 and record.tunnels == [1] and record.elected == 1
     assert r.closed(1, 2)[-1] == WorkerUnavailable("w", 2, Loss.PROCESS)
+
+
+def test_a_tunnel_opened_under_an_old_epoch_joins_the_process_it_turns_out_to_lead_to() -> None:
+    r = Registry()
+    r.opened(1, "w", 0, 1)
+    r.opened(2, "w", 0, 1)
+    r.heard(1, beat(1, 2, snapshot=True), 1)  # the map was behind
+    assert r.joined(2, 2) == [] and r.joined(2, 2) == []
+    record = r.record("w")
+    assert record is not None and (record.epoch, record.tunnels, record.elected) == (2, [1, 2], 1)
+    # So the loss of the one that spoke is no loss of the process.
+    assert r.closed(1, 2) == [RoutesEnded(1), Elect(2, 3), AskSnapshot(2)]
+    for tunnel, epoch in ((9, 2), (2, 1), (2, 3)):
+        assert r.joined(tunnel, epoch) == []
+    assert r.record("w") is record and record.tunnels == [2]
 
 
 def test_silence_is_a_loss_once_and_speech_brings_it_back() -> None:

@@ -333,6 +333,7 @@ def test_attempts_are_bounded_and_progress_renews_them() -> None:
     [
         (rx.ObstacleKind.UNKNOWN_MODEL, StatusCode.NOT_FOUND),
         (rx.ObstacleKind.TOO_LONG, StatusCode.INVALID_ARGUMENT),
+        (rx.ObstacleKind.NO_COVERAGE, StatusCode.UNAVAILABLE),
         (rx.ObstacleKind.NO_WORKER, None),
         (rx.ObstacleKind.NO_CAPACITY, None),
         (rx.ObstacleKind.CATALOG_AWAY, None),

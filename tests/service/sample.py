@@ -75,6 +75,8 @@ async def build(settings: SampleSettings, service: Service) -> None:
     say(f"port-{port}")
     if fault == "start-error":
         raise StartError("no coffee", remedy="make some")
+    if fault == "not-ready":
+        await service.set_ready("no tea yet")
     if fault == "slow-start":
         await asyncio.Event().wait()
     service.spawn(background(fault), "sample work")

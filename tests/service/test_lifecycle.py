@@ -98,6 +98,18 @@ async def test_sigterm_ends_in_order() -> None:
         assert events == ["serving", "stopping", "stopped"]
 
 
+async def test_what_build_says_of_readiness_holds_when_it_has_returned() -> None:
+    async with sample(fault="not-ready") as service:
+        await service.until("port-")
+        metrics = int(await service.until("metrics-"))
+        assert service.process.stderr is not None
+        while b'"serving"' not in (line := await asyncio.wait_for(service.process.stderr.readline(), 15)):
+            assert line, "ended before it served"
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{metrics}") as http:
+            answer = await http.get("/readyz")
+        assert (answer.status_code, answer.text) == (503, "not ready: no tea yet\n")
+
+
 async def test_not_serving_while_draining_and_an_open_watch_does_not_hold_up_the_end() -> None:
     async with sample("--shutdown-grace-s=60", "--shutdown-delay-s=1") as service:
         port, metrics = await serving(service)

@@ -24,53 +24,78 @@ _sym_db = _symbol_database.Default()
 
 from libs.contracts.segue.v1 import catalog_pb2 as segue_dot_v1_dot_catalog__pb2
 from libs.contracts.segue.v1 import common_pb2 as segue_dot_v1_dot_common__pb2
+from libs.contracts.segue.v1 import pool_pb2 as segue_dot_v1_dot_pool__pb2
 from libs.contracts.segue.v1 import tunnel_pb2 as segue_dot_v1_dot_tunnel__pb2
 from libs.contracts.segue.v1 import worker_pb2 as segue_dot_v1_dot_worker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15segue/v1/router.proto\x12\x08segue.v1\x1a\x16segue/v1/catalog.proto\x1a\x15segue/v1/common.proto\x1a\x15segue/v1/tunnel.proto\x1a\x15segue/v1/worker.proto\"\x9a\x01\n\rAttachMessage\x12+\n\x06submit\x18\x01 \x01(\x0b\x32\x19.segue.v1.GenerateRequestH\x00\x12)\n\x06\x63\x61ncel\x18\x02 \x01(\x0b\x32\x17.segue.v1.CancelRequestH\x00\x12&\n\x08\x64\x65livery\x18\x03 \x01(\x0b\x32\x12.segue.v1.DeliveryH\x00\x42\t\n\x07message\"g\n\x0fGenerateRequest\x12,\n\x07request\x18\x01 \x01(\x0b\x32\x1b.segue.v1.GenerationRequest\x12\x11\n\tdelivered\x18\x02 \x01(\r\x12\x13\n\x0b\x66ingerprint\x18\x03 \x01(\t\"#\n\rCancelRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\x10\n\x0e\x43\x61ncelResponse\"\xe1\x01\n\x08\x44\x65livery\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12*\n\x06tokens\x18\x02 \x01(\x0b\x32\x18.segue.v1.TokensDeliveryH\x00\x12\x30\n\tcompleted\x18\x03 \x01(\x0b\x32\x1b.segue.v1.CompletedDeliveryH\x00\x12(\n\x05\x65rror\x18\x04 \x01(\x0b\x32\x17.segue.v1.ErrorDeliveryH\x00\x12\x30\n\tcancelled\x18\x05 \x01(\x0b\x32\x1b.segue.v1.CancelledDeliveryH\x00\x42\x07\n\x05\x65vent\"\x8f\x01\n\x0eTokensDelivery\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0e\n\x06tokens\x18\x02 \x03(\r\x12)\n\x08logprobs\x18\x03 \x03(\x0b\x32\x17.segue.v1.TokenLogprobs\x12\x1e\n\x05usage\x18\x04 \x01(\x0b\x32\x0f.segue.v1.Usage\x12\x13\n\x0b\x66ingerprint\x18\x05 \x01(\t\"\xa7\x01\n\x06Served\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x0f\n\x07workers\x18\x02 \x03(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\x10\n\x08\x61ttempts\x18\x04 \x01(\r\x12\x1c\n\x04tier\x18\x05 \x01(\x0e\x32\x0e.segue.v1.Tier\x12\"\n\x07timings\x18\x06 \x01(\x0b\x32\x11.segue.v1.Timings\x12\x19\n\x11predicted_ttft_ms\x18\x07 \x01(\x02\"\x84\x01\n\x11\x43ompletedDelivery\x12-\n\rfinish_reason\x18\x01 \x01(\x0e\x32\x16.segue.v1.FinishReason\x12\x1e\n\x05usage\x18\x02 \x01(\x0b\x32\x0f.segue.v1.Usage\x12 \n\x06served\x18\x03 \x01(\x0b\x32\x10.segue.v1.Served\"\x88\x01\n\rErrorDelivery\x12\x0c\n\x04\x63ode\x18\x01 \x01(\r\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x16\n\x0eretry_after_ms\x18\x03 \x01(\r\x12\x1e\n\x05usage\x18\x04 \x01(\x0b\x32\x0f.segue.v1.Usage\x12 \n\x06served\x18\x05 \x01(\x0b\x32\x10.segue.v1.Served\"U\n\x11\x43\x61ncelledDelivery\x12\x1e\n\x05usage\x18\x01 \x01(\x0b\x32\x0f.segue.v1.Usage\x12 \n\x06served\x18\x02 \x01(\x0b\x32\x10.segue.v1.Served\"\\\n\x0e\x45xplainRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x06tokens\x18\x02 \x03(\r\x12\x16\n\x0emax_new_tokens\x18\x03 \x01(\r\x12\x13\n\x0btenant_salt\x18\x04 \x01(\t\"T\n\tChainNode\x12\x0c\n\x04hash\x18\x01 \x01(\t\x12\r\n\x05start\x18\x02 \x01(\r\x12\x0b\n\x03\x65nd\x18\x03 \x01(\r\x12\x0f\n\x07\x64urable\x18\x04 \x01(\x08\x12\x0c\n\x04tail\x18\x05 \x01(\x08\"W\n\x0e\x45xplainedChain\x12\x13\n\x0b\x66ingerprint\x18\x01 \x01(\t\x12\x0c\n\x04root\x18\x02 \x01(\t\x12\"\n\x05nodes\x18\x03 \x03(\x0b\x32\x13.segue.v1.ChainNode\"\'\n\x06Pruned\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\r\n\x05\x63ount\x18\x02 \x01(\r\"\xa8\x01\n\x0f\x45xplainResponse\x12#\n\x06ranked\x18\x01 \x03(\x0b\x32\x13.segue.v1.Candidate\x12 \n\x06pruned\x18\x02 \x03(\x0b\x32\x10.segue.v1.Pruned\x12(\n\x06\x63hains\x18\x03 \x03(\x0b\x32\x18.segue.v1.ExplainedChain\x12\x12\n\ninfeasible\x18\x04 \x01(\t\x12\x10\n\x08revision\x18\x05 \x01(\x03\"\x14\n\x12ListWorkersRequest\"\xa1\x01\n\x0cWorkerStatus\x12$\n\x08\x65ndpoint\x18\x01 \x01(\x0b\x32\x12.segue.v1.Endpoint\x12&\n\theartbeat\x18\x02 \x01(\x0b\x32\x13.segue.v1.Heartbeat\x12\x10\n\x08heard_ms\x18\x03 \x01(\r\x12\x0f\n\x07tunnels\x18\x04 \x01(\r\x12\x10\n\x08resident\x18\x05 \x01(\r\x12\x0e\n\x06listed\x18\x06 \x01(\x08\"P\n\x13ListWorkersResponse\x12\'\n\x07workers\x18\x01 \x03(\x0b\x32\x16.segue.v1.WorkerStatus\x12\x10\n\x08revision\x18\x02 \x01(\x03\x32\xbe\x02\n\x06Router\x12.\n\x06\x41ttach\x12\x0f.segue.v1.Frame\x1a\x0f.segue.v1.Frame(\x01\x30\x01\x12;\n\x08Generate\x12\x19.segue.v1.GenerateRequest\x1a\x12.segue.v1.Delivery0\x01\x12;\n\x06\x43\x61ncel\x12\x17.segue.v1.CancelRequest\x1a\x18.segue.v1.CancelResponse\x12>\n\x07\x45xplain\x12\x18.segue.v1.ExplainRequest\x1a\x19.segue.v1.ExplainResponse\x12J\n\x0bListWorkers\x12\x1c.segue.v1.ListWorkersRequest\x1a\x1d.segue.v1.ListWorkersResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15segue/v1/router.proto\x12\x08segue.v1\x1a\x16segue/v1/catalog.proto\x1a\x15segue/v1/common.proto\x1a\x13segue/v1/pool.proto\x1a\x15segue/v1/tunnel.proto\x1a\x15segue/v1/worker.proto\"\x9a\x01\n\rAttachMessage\x12+\n\x06submit\x18\x01 \x01(\x0b\x32\x19.segue.v1.GenerateRequestH\x00\x12)\n\x06\x63\x61ncel\x18\x02 \x01(\x0b\x32\x17.segue.v1.CancelRequestH\x00\x12&\n\x08\x64\x65livery\x18\x03 \x01(\x0b\x32\x12.segue.v1.DeliveryH\x00\x42\t\n\x07message\"g\n\x0fGenerateRequest\x12,\n\x07request\x18\x01 \x01(\x0b\x32\x1b.segue.v1.GenerationRequest\x12\x11\n\tdelivered\x18\x02 \x01(\r\x12\x13\n\x0b\x66ingerprint\x18\x03 \x01(\t\"#\n\rCancelRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\x10\n\x0e\x43\x61ncelResponse\"\xe1\x01\n\x08\x44\x65livery\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12*\n\x06tokens\x18\x02 \x01(\x0b\x32\x18.segue.v1.TokensDeliveryH\x00\x12\x30\n\tcompleted\x18\x03 \x01(\x0b\x32\x1b.segue.v1.CompletedDeliveryH\x00\x12(\n\x05\x65rror\x18\x04 \x01(\x0b\x32\x17.segue.v1.ErrorDeliveryH\x00\x12\x30\n\tcancelled\x18\x05 \x01(\x0b\x32\x1b.segue.v1.CancelledDeliveryH\x00\x42\x07\n\x05\x65vent\"\x8f\x01\n\x0eTokensDelivery\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0e\n\x06tokens\x18\x02 \x03(\r\x12)\n\x08logprobs\x18\x03 \x03(\x0b\x32\x17.segue.v1.TokenLogprobs\x12\x1e\n\x05usage\x18\x04 \x01(\x0b\x32\x0f.segue.v1.Usage\x12\x13\n\x0b\x66ingerprint\x18\x05 \x01(\t\"\xa7\x01\n\x06Served\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x0f\n\x07workers\x18\x02 \x03(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\x10\n\x08\x61ttempts\x18\x04 \x01(\r\x12\x1c\n\x04tier\x18\x05 \x01(\x0e\x32\x0e.segue.v1.Tier\x12\"\n\x07timings\x18\x06 \x01(\x0b\x32\x11.segue.v1.Timings\x12\x19\n\x11predicted_ttft_ms\x18\x07 \x01(\x02\"\x84\x01\n\x11\x43ompletedDelivery\x12-\n\rfinish_reason\x18\x01 \x01(\x0e\x32\x16.segue.v1.FinishReason\x12\x1e\n\x05usage\x18\x02 \x01(\x0b\x32\x0f.segue.v1.Usage\x12 \n\x06served\x18\x03 \x01(\x0b\x32\x10.segue.v1.Served\"\x88\x01\n\rErrorDelivery\x12\x0c\n\x04\x63ode\x18\x01 \x01(\r\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x16\n\x0eretry_after_ms\x18\x03 \x01(\r\x12\x1e\n\x05usage\x18\x04 \x01(\x0b\x32\x0f.segue.v1.Usage\x12 \n\x06served\x18\x05 \x01(\x0b\x32\x10.segue.v1.Served\"U\n\x11\x43\x61ncelledDelivery\x12\x1e\n\x05usage\x18\x01 \x01(\x0b\x32\x0f.segue.v1.Usage\x12 \n\x06served\x18\x02 \x01(\x0b\x32\x10.segue.v1.Served\"\\\n\x0e\x45xplainRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x06tokens\x18\x02 \x03(\r\x12\x16\n\x0emax_new_tokens\x18\x03 \x01(\r\x12\x13\n\x0btenant_salt\x18\x04 \x01(\t\"T\n\tChainNode\x12\x0c\n\x04hash\x18\x01 \x01(\t\x12\r\n\x05start\x18\x02 \x01(\r\x12\x0b\n\x03\x65nd\x18\x03 \x01(\r\x12\x0f\n\x07\x64urable\x18\x04 \x01(\x08\x12\x0c\n\x04tail\x18\x05 \x01(\x08\"W\n\x0e\x45xplainedChain\x12\x13\n\x0b\x66ingerprint\x18\x01 \x01(\t\x12\x0c\n\x04root\x18\x02 \x01(\t\x12\"\n\x05nodes\x18\x03 \x03(\x0b\x32\x13.segue.v1.ChainNode\"\'\n\x06Pruned\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\r\n\x05\x63ount\x18\x02 \x01(\r\"\xa8\x01\n\x0f\x45xplainResponse\x12#\n\x06ranked\x18\x01 \x03(\x0b\x32\x13.segue.v1.Candidate\x12 \n\x06pruned\x18\x02 \x03(\x0b\x32\x10.segue.v1.Pruned\x12(\n\x06\x63hains\x18\x03 \x03(\x0b\x32\x18.segue.v1.ExplainedChain\x12\x12\n\ninfeasible\x18\x04 \x01(\t\x12\x10\n\x08revision\x18\x05 \x01(\x03\"\x14\n\x12ListWorkersRequest\"\xa1\x01\n\x0cWorkerStatus\x12$\n\x08\x65ndpoint\x18\x01 \x01(\x0b\x32\x12.segue.v1.Endpoint\x12&\n\theartbeat\x18\x02 \x01(\x0b\x32\x13.segue.v1.Heartbeat\x12\x10\n\x08heard_ms\x18\x03 \x01(\r\x12\x0f\n\x07tunnels\x18\x04 \x01(\r\x12\x10\n\x08resident\x18\x05 \x01(\r\x12\x0e\n\x06listed\x18\x06 \x01(\x08\"P\n\x13ListWorkersResponse\x12\'\n\x07workers\x18\x01 \x03(\x0b\x32\x16.segue.v1.WorkerStatus\x12\x10\n\x08revision\x18\x02 \x01(\x03\"\x10\n\x0eGetPoolRequest\"5\n\x0fGetPoolResponse\x12\"\n\x04pool\x18\x01 \x01(\x0b\x32\x14.segue.v1.PoolStatus\"G\n\x14\x44rainEndpointRequest\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0e\n\x06resume\x18\x03 \x01(\x08\":\n\x15\x44rainEndpointResponse\x12\x11\n\tendpoints\x18\x01 \x01(\r\x12\x0e\n\x06routes\x18\x02 \x01(\r\"\x17\n\x15SwapGenerationRequest\",\n\x16SwapGenerationResponse\x12\x12\n\ngeneration\x18\x01 \x01(\x04\"~\n\x14SetPoolPolicyRequest\x12\x38\n\x05knobs\x18\x01 \x03(\x0b\x32).segue.v1.SetPoolPolicyRequest.KnobsEntry\x1a,\n\nKnobsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x83\x01\n\x15SetPoolPolicyResponse\x12;\n\x06policy\x18\x01 \x03(\x0b\x32+.segue.v1.SetPoolPolicyResponse.PolicyEntry\x1a-\n\x0bPolicyEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x32\xf7\x04\n\x06Router\x12.\n\x06\x41ttach\x12\x0f.segue.v1.Frame\x1a\x0f.segue.v1.Frame(\x01\x30\x01\x12;\n\x08Generate\x12\x19.segue.v1.GenerateRequest\x1a\x12.segue.v1.Delivery0\x01\x12;\n\x06\x43\x61ncel\x12\x17.segue.v1.CancelRequest\x1a\x18.segue.v1.CancelResponse\x12>\n\x07\x45xplain\x12\x18.segue.v1.ExplainRequest\x1a\x19.segue.v1.ExplainResponse\x12J\n\x0bListWorkers\x12\x1c.segue.v1.ListWorkersRequest\x1a\x1d.segue.v1.ListWorkersResponse\x12>\n\x07GetPool\x12\x18.segue.v1.GetPoolRequest\x1a\x19.segue.v1.GetPoolResponse\x12P\n\rDrainEndpoint\x12\x1e.segue.v1.DrainEndpointRequest\x1a\x1f.segue.v1.DrainEndpointResponse\x12S\n\x0eSwapGeneration\x12\x1f.segue.v1.SwapGenerationRequest\x1a .segue.v1.SwapGenerationResponse\x12P\n\rSetPoolPolicy\x12\x1e.segue.v1.SetPoolPolicyRequest\x1a\x1f.segue.v1.SetPoolPolicyResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'segue.v1.router_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ATTACHMESSAGE']._serialized_start=129
-  _globals['_ATTACHMESSAGE']._serialized_end=283
-  _globals['_GENERATEREQUEST']._serialized_start=285
-  _globals['_GENERATEREQUEST']._serialized_end=388
-  _globals['_CANCELREQUEST']._serialized_start=390
-  _globals['_CANCELREQUEST']._serialized_end=425
-  _globals['_CANCELRESPONSE']._serialized_start=427
-  _globals['_CANCELRESPONSE']._serialized_end=443
-  _globals['_DELIVERY']._serialized_start=446
-  _globals['_DELIVERY']._serialized_end=671
-  _globals['_TOKENSDELIVERY']._serialized_start=674
-  _globals['_TOKENSDELIVERY']._serialized_end=817
-  _globals['_SERVED']._serialized_start=820
-  _globals['_SERVED']._serialized_end=987
-  _globals['_COMPLETEDDELIVERY']._serialized_start=990
-  _globals['_COMPLETEDDELIVERY']._serialized_end=1122
-  _globals['_ERRORDELIVERY']._serialized_start=1125
-  _globals['_ERRORDELIVERY']._serialized_end=1261
-  _globals['_CANCELLEDDELIVERY']._serialized_start=1263
-  _globals['_CANCELLEDDELIVERY']._serialized_end=1348
-  _globals['_EXPLAINREQUEST']._serialized_start=1350
-  _globals['_EXPLAINREQUEST']._serialized_end=1442
-  _globals['_CHAINNODE']._serialized_start=1444
-  _globals['_CHAINNODE']._serialized_end=1528
-  _globals['_EXPLAINEDCHAIN']._serialized_start=1530
-  _globals['_EXPLAINEDCHAIN']._serialized_end=1617
-  _globals['_PRUNED']._serialized_start=1619
-  _globals['_PRUNED']._serialized_end=1658
-  _globals['_EXPLAINRESPONSE']._serialized_start=1661
-  _globals['_EXPLAINRESPONSE']._serialized_end=1829
-  _globals['_LISTWORKERSREQUEST']._serialized_start=1831
-  _globals['_LISTWORKERSREQUEST']._serialized_end=1851
-  _globals['_WORKERSTATUS']._serialized_start=1854
-  _globals['_WORKERSTATUS']._serialized_end=2015
-  _globals['_LISTWORKERSRESPONSE']._serialized_start=2017
-  _globals['_LISTWORKERSRESPONSE']._serialized_end=2097
-  _globals['_ROUTER']._serialized_start=2100
-  _globals['_ROUTER']._serialized_end=2418
+  _globals['_SETPOOLPOLICYREQUEST_KNOBSENTRY']._loaded_options = None
+  _globals['_SETPOOLPOLICYREQUEST_KNOBSENTRY']._serialized_options = b'8\001'
+  _globals['_SETPOOLPOLICYRESPONSE_POLICYENTRY']._loaded_options = None
+  _globals['_SETPOOLPOLICYRESPONSE_POLICYENTRY']._serialized_options = b'8\001'
+  _globals['_ATTACHMESSAGE']._serialized_start=150
+  _globals['_ATTACHMESSAGE']._serialized_end=304
+  _globals['_GENERATEREQUEST']._serialized_start=306
+  _globals['_GENERATEREQUEST']._serialized_end=409
+  _globals['_CANCELREQUEST']._serialized_start=411
+  _globals['_CANCELREQUEST']._serialized_end=446
+  _globals['_CANCELRESPONSE']._serialized_start=448
+  _globals['_CANCELRESPONSE']._serialized_end=464
+  _globals['_DELIVERY']._serialized_start=467
+  _globals['_DELIVERY']._serialized_end=692
+  _globals['_TOKENSDELIVERY']._serialized_start=695
+  _globals['_TOKENSDELIVERY']._serialized_end=838
+  _globals['_SERVED']._serialized_start=841
+  _globals['_SERVED']._serialized_end=1008
+  _globals['_COMPLETEDDELIVERY']._serialized_start=1011
+  _globals['_COMPLETEDDELIVERY']._serialized_end=1143
+  _globals['_ERRORDELIVERY']._serialized_start=1146
+  _globals['_ERRORDELIVERY']._serialized_end=1282
+  _globals['_CANCELLEDDELIVERY']._serialized_start=1284
+  _globals['_CANCELLEDDELIVERY']._serialized_end=1369
+  _globals['_EXPLAINREQUEST']._serialized_start=1371
+  _globals['_EXPLAINREQUEST']._serialized_end=1463
+  _globals['_CHAINNODE']._serialized_start=1465
+  _globals['_CHAINNODE']._serialized_end=1549
+  _globals['_EXPLAINEDCHAIN']._serialized_start=1551
+  _globals['_EXPLAINEDCHAIN']._serialized_end=1638
+  _globals['_PRUNED']._serialized_start=1640
+  _globals['_PRUNED']._serialized_end=1679
+  _globals['_EXPLAINRESPONSE']._serialized_start=1682
+  _globals['_EXPLAINRESPONSE']._serialized_end=1850
+  _globals['_LISTWORKERSREQUEST']._serialized_start=1852
+  _globals['_LISTWORKERSREQUEST']._serialized_end=1872
+  _globals['_WORKERSTATUS']._serialized_start=1875
+  _globals['_WORKERSTATUS']._serialized_end=2036
+  _globals['_LISTWORKERSRESPONSE']._serialized_start=2038
+  _globals['_LISTWORKERSRESPONSE']._serialized_end=2118
+  _globals['_GETPOOLREQUEST']._serialized_start=2120
+  _globals['_GETPOOLREQUEST']._serialized_end=2136
+  _globals['_GETPOOLRESPONSE']._serialized_start=2138
+  _globals['_GETPOOLRESPONSE']._serialized_end=2191
+  _globals['_DRAINENDPOINTREQUEST']._serialized_start=2193
+  _globals['_DRAINENDPOINTREQUEST']._serialized_end=2264
+  _globals['_DRAINENDPOINTRESPONSE']._serialized_start=2266
+  _globals['_DRAINENDPOINTRESPONSE']._serialized_end=2324
+  _globals['_SWAPGENERATIONREQUEST']._serialized_start=2326
+  _globals['_SWAPGENERATIONREQUEST']._serialized_end=2349
+  _globals['_SWAPGENERATIONRESPONSE']._serialized_start=2351
+  _globals['_SWAPGENERATIONRESPONSE']._serialized_end=2395
+  _globals['_SETPOOLPOLICYREQUEST']._serialized_start=2397
+  _globals['_SETPOOLPOLICYREQUEST']._serialized_end=2523
+  _globals['_SETPOOLPOLICYREQUEST_KNOBSENTRY']._serialized_start=2479
+  _globals['_SETPOOLPOLICYREQUEST_KNOBSENTRY']._serialized_end=2523
+  _globals['_SETPOOLPOLICYRESPONSE']._serialized_start=2526
+  _globals['_SETPOOLPOLICYRESPONSE']._serialized_end=2657
+  _globals['_SETPOOLPOLICYRESPONSE_POLICYENTRY']._serialized_start=2612
+  _globals['_SETPOOLPOLICYRESPONSE_POLICYENTRY']._serialized_end=2657
+  _globals['_ROUTER']._serialized_start=2660
+  _globals['_ROUTER']._serialized_end=3291
 # @@protoc_insertion_point(module_scope)

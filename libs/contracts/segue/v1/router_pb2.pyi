@@ -1,5 +1,6 @@
 from libs.contracts.segue.v1 import catalog_pb2 as _catalog_pb2
 from libs.contracts.segue.v1 import common_pb2 as _common_pb2
+from libs.contracts.segue.v1 import pool_pb2 as _pool_pb2
 from libs.contracts.segue.v1 import tunnel_pb2 as _tunnel_pb2
 from libs.contracts.segue.v1 import worker_pb2 as _worker_pb2
 from google.protobuf.internal import containers as _containers
@@ -203,3 +204,67 @@ class ListWorkersResponse(_message.Message):
     workers: _containers.RepeatedCompositeFieldContainer[WorkerStatus]
     revision: int
     def __init__(self, workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., revision: _Optional[int] = ...) -> None: ...
+
+class GetPoolRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetPoolResponse(_message.Message):
+    __slots__ = ("pool",)
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    pool: _pool_pb2.PoolStatus
+    def __init__(self, pool: _Optional[_Union[_pool_pb2.PoolStatus, _Mapping]] = ...) -> None: ...
+
+class DrainEndpointRequest(_message.Message):
+    __slots__ = ("worker", "address", "resume")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    RESUME_FIELD_NUMBER: _ClassVar[int]
+    worker: str
+    address: str
+    resume: bool
+    def __init__(self, worker: _Optional[str] = ..., address: _Optional[str] = ..., resume: _Optional[bool] = ...) -> None: ...
+
+class DrainEndpointResponse(_message.Message):
+    __slots__ = ("endpoints", "routes")
+    ENDPOINTS_FIELD_NUMBER: _ClassVar[int]
+    ROUTES_FIELD_NUMBER: _ClassVar[int]
+    endpoints: int
+    routes: int
+    def __init__(self, endpoints: _Optional[int] = ..., routes: _Optional[int] = ...) -> None: ...
+
+class SwapGenerationRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class SwapGenerationResponse(_message.Message):
+    __slots__ = ("generation",)
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    def __init__(self, generation: _Optional[int] = ...) -> None: ...
+
+class SetPoolPolicyRequest(_message.Message):
+    __slots__ = ("knobs",)
+    class KnobsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    KNOBS_FIELD_NUMBER: _ClassVar[int]
+    knobs: _containers.ScalarMap[str, str]
+    def __init__(self, knobs: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class SetPoolPolicyResponse(_message.Message):
+    __slots__ = ("policy",)
+    class PolicyEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    policy: _containers.ScalarMap[str, str]
+    def __init__(self, policy: _Optional[_Mapping[str, str]] = ...) -> None: ...

@@ -62,6 +62,26 @@ class RouterStub:
                 request_serializer=segue_dot_v1_dot_router__pb2.ListWorkersRequest.SerializeToString,
                 response_deserializer=segue_dot_v1_dot_router__pb2.ListWorkersResponse.FromString,
                 _registered_method=True)
+        self.GetPool = channel.unary_unary(
+                '/segue.v1.Router/GetPool',
+                request_serializer=segue_dot_v1_dot_router__pb2.GetPoolRequest.SerializeToString,
+                response_deserializer=segue_dot_v1_dot_router__pb2.GetPoolResponse.FromString,
+                _registered_method=True)
+        self.DrainEndpoint = channel.unary_unary(
+                '/segue.v1.Router/DrainEndpoint',
+                request_serializer=segue_dot_v1_dot_router__pb2.DrainEndpointRequest.SerializeToString,
+                response_deserializer=segue_dot_v1_dot_router__pb2.DrainEndpointResponse.FromString,
+                _registered_method=True)
+        self.SwapGeneration = channel.unary_unary(
+                '/segue.v1.Router/SwapGeneration',
+                request_serializer=segue_dot_v1_dot_router__pb2.SwapGenerationRequest.SerializeToString,
+                response_deserializer=segue_dot_v1_dot_router__pb2.SwapGenerationResponse.FromString,
+                _registered_method=True)
+        self.SetPoolPolicy = channel.unary_unary(
+                '/segue.v1.Router/SetPoolPolicy',
+                request_serializer=segue_dot_v1_dot_router__pb2.SetPoolPolicyRequest.SerializeToString,
+                response_deserializer=segue_dot_v1_dot_router__pb2.SetPoolPolicyResponse.FromString,
+                _registered_method=True)
 
 
 class RouterServicer:
@@ -105,6 +125,40 @@ class RouterServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetPool(self, request, context):
+        """This router's tunnels to workers: contours, generations, floors, coverage, what was dropped.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DrainEndpoint(self, request, context):
+        """Takes a worker out of use at this router, or back in. Its tunnels take no new assignments and close when the running
+        ones have ended, at the latest at the pool's force-close deadline; it is offered nothing meanwhile. Holds until it is
+        taken back, until it leaves the map or comes back as a new process. This router's word alone: others, and the worker
+        itself, know nothing of it (Worker.Drain makes a worker leave). Idempotent. NOT_FOUND if no such endpoint is in effect.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SwapGeneration(self, request, context):
+        """Makes every tunnel anew, as one generation: returns once it is wanted, GetPool shows how far it has come. The old
+        tunnels go on until it is covered and committed, then drain, or are closed at once if policy says so. One that is
+        pending already is joined. FAILED_PRECONDITION while there is no endpoint map.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetPoolPolicy(self, request, context):
+        """Changes knobs of the pool, for live tunnels too; breaks no running assignment. All of them or, with INVALID_ARGUMENT,
+        none. Lasts until the router ends: its settings hold again then.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RouterServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -132,6 +186,26 @@ def add_RouterServicer_to_server(servicer, server):
                     servicer.ListWorkers,
                     request_deserializer=segue_dot_v1_dot_router__pb2.ListWorkersRequest.FromString,
                     response_serializer=segue_dot_v1_dot_router__pb2.ListWorkersResponse.SerializeToString,
+            ),
+            'GetPool': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetPool,
+                    request_deserializer=segue_dot_v1_dot_router__pb2.GetPoolRequest.FromString,
+                    response_serializer=segue_dot_v1_dot_router__pb2.GetPoolResponse.SerializeToString,
+            ),
+            'DrainEndpoint': grpc.unary_unary_rpc_method_handler(
+                    servicer.DrainEndpoint,
+                    request_deserializer=segue_dot_v1_dot_router__pb2.DrainEndpointRequest.FromString,
+                    response_serializer=segue_dot_v1_dot_router__pb2.DrainEndpointResponse.SerializeToString,
+            ),
+            'SwapGeneration': grpc.unary_unary_rpc_method_handler(
+                    servicer.SwapGeneration,
+                    request_deserializer=segue_dot_v1_dot_router__pb2.SwapGenerationRequest.FromString,
+                    response_serializer=segue_dot_v1_dot_router__pb2.SwapGenerationResponse.SerializeToString,
+            ),
+            'SetPoolPolicy': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetPoolPolicy,
+                    request_deserializer=segue_dot_v1_dot_router__pb2.SetPoolPolicyRequest.FromString,
+                    response_serializer=segue_dot_v1_dot_router__pb2.SetPoolPolicyResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -271,6 +345,114 @@ class Router:
             '/segue.v1.Router/ListWorkers',
             segue_dot_v1_dot_router__pb2.ListWorkersRequest.SerializeToString,
             segue_dot_v1_dot_router__pb2.ListWorkersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetPool(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/segue.v1.Router/GetPool',
+            segue_dot_v1_dot_router__pb2.GetPoolRequest.SerializeToString,
+            segue_dot_v1_dot_router__pb2.GetPoolResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DrainEndpoint(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/segue.v1.Router/DrainEndpoint',
+            segue_dot_v1_dot_router__pb2.DrainEndpointRequest.SerializeToString,
+            segue_dot_v1_dot_router__pb2.DrainEndpointResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SwapGeneration(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/segue.v1.Router/SwapGeneration',
+            segue_dot_v1_dot_router__pb2.SwapGenerationRequest.SerializeToString,
+            segue_dot_v1_dot_router__pb2.SwapGenerationResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetPoolPolicy(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/segue.v1.Router/SetPoolPolicy',
+            segue_dot_v1_dot_router__pb2.SetPoolPolicyRequest.SerializeToString,
+            segue_dot_v1_dot_router__pb2.SetPoolPolicyResponse.FromString,
             options,
             channel_credentials,
             insecure,

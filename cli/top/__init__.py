@@ -1,0 +1,1 @@
+"""`segue top`: a router's tunnel pool, live."""
