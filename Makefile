@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SERVICES := router worker catalog ingress
 LIBS := tunnel pool controller continuation chunks service
-COMMANDS := cache decisions
+COMMANDS := cache decisions top
 ARGS ?=
 # What runs with the worker's extra alone; tests/worker_storage publishes to a real catalog and needs that one's too.
 TESTS_worker := tests/worker tests/worker_runtime
