@@ -50,7 +50,8 @@ def test_everything_an_operator_needs_is_on_the_screen() -> None:
         "degraded", "generation 7", "map new r9 (committed r8)", "empty map refused for 1m05s", "12 routes, 4 held",
         "warm 0 active 1 draining 1", "no cover: abababab@north", "over ipv6 (left to older ones)",
         "generation 8 pending for the map", "covers 50%, lacks 3 tunnels (ratio)", "drained",
-        "left the map 5s ago, quarantined, 3 failures", "ping_slow", "retiring", "lost 1", "done 30 (10.0 /s)", "no_route 2",
+        "left the map 5s ago, quarantined, 3 failures", "ping_slow", "retiring", "lost 1", "done 30 (10.0 /s)",
+        "no_route 2",
     ):  # fmt: skip
         assert words in text, (words, text)
     # Who serves stands before who drains.
