@@ -6,7 +6,7 @@ the call, and with it the work at the worker.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 import grpc
@@ -35,7 +35,7 @@ class DirectCalls:
         self._transport = transport
         self._address = address
 
-    async def run(self, offer: Offer) -> AsyncIterator[Answer]:
+    async def run(self, offer: Offer) -> AsyncGenerator[Answer, None]:
         """The worker's answers, a decline included, to the end. Raises DirectCallError. Close it to give up."""
         worker = offer.candidate.worker
         address = self._address(worker)

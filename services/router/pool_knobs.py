@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from enum import Enum
+from typing import Any
 
 from libs.pool.knobs import PolicyError, PoolPolicy
 
@@ -34,7 +35,8 @@ def changed(policy: PoolPolicy, knobs: Mapping[str, str]) -> PoolPolicy:
             remedy = f"did you mean {near[0]}?" if near else "GetPool shows every knob"
             raise KnobError(name, f"the pool has no knob {name!r}", remedy)
     try:
-        return replace(policy, **{name: _value(name, getattr(policy, name), text) for name, text in knobs.items()})
+        given: dict[str, Any] = {name: _value(name, getattr(policy, name), text) for name, text in knobs.items()}
+        return replace(policy, **given)
     except PolicyError as error:
         raise KnobError(error.field, str(error), "nothing was changed") from None
 
