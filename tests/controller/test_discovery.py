@@ -64,7 +64,7 @@ def test_losing_one_of_two_tunnels_ends_its_routes_and_elects_the_other() -> Non
     r.opened(1, "w", 0, epoch=1)
     assert r.opened(2, "w", 0, epoch=1) == []
     r.heard(1, beat(1, snapshot=True), 1)
-    assert r.closed(1, 2) == [RoutesEnded(1), Elect(2, 3), AskSnapshot(2)]
+    assert r.closed(1, 2) == [RoutesEnded(1), Elect(2, 2), AskSnapshot(2)]
     assert r.tunnel_to("w", 1) == 2
     assert r.closed(2, 3) == [Forgotten("w", 1), WorkerUnavailable("w", 1, Loss.PROCESS)]
     assert r.record("w") is None and r.tunnel_to("w", 1) is None
