@@ -119,7 +119,7 @@ class RouterEnd:
             "views": {name: (view.heartbeat, view.load, repr(view.bookings)) for name, view in fleet.views().items()},
             "resident": len(fleet.index),
             "corrections": fleet.corrections.of(self.worker.name),
-            "tunnels to workers": router.links.counters.up,
+            "tunnels to workers": len(router.workers.pool.writers()),
             "tunnels from ingresses": router.upstream.snapshot().tunnels,
             "routes": (router.upstream.snapshot().routes, router.downstream.snapshot().routes),
             "stopped": router.shell.stopped,
@@ -139,8 +139,15 @@ async def router_end(within_s: float) -> AsyncIterator[RouterEnd]:
     """Its request has two of its tokens when this is handed out."""
     async with AsyncExitStack() as stack:
         rig = await stack.enter_async_context(
-            router_rig.running(
-                None, rest=False, within_s=within_s, epoch=ROUTER_EPOCH, heartbeat_expiry_s=600.0, decisions_queue=0
+            router_rig.running(  # one tunnel, which nothing but the attack ends
+                None,
+                rest=False,
+                within_s=within_s,
+                epoch=ROUTER_EPOCH,
+                heartbeat_expiry_s=600.0,
+                decisions_queue=0,
+                pool_writers_per_endpoint=1,
+                pool_reinit_interval_s=0,
             )
         )
         wanted = router_rig.request(

@@ -6,7 +6,7 @@ the call, and with it the work at the worker.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
 import grpc
@@ -28,19 +28,20 @@ class DirectCallError(Exception):
 
 
 class DirectCalls:
-    """`address`: where a worker listens as the endpoint map has it; empty = nowhere."""
+    """`addresses`: where a worker listens as the endpoint map has it. Each attempt of a request takes the next one."""
 
-    def __init__(self, transport: Transport, address: Callable[[str], str]) -> None:
+    def __init__(self, transport: Transport, addresses: Callable[[str], Sequence[str]]) -> None:
         self.made = 0
         self._transport = transport
-        self._address = address
+        self._addresses = addresses
 
     async def run(self, offer: Offer) -> AsyncGenerator[Answer, None]:
         """The worker's answers, a decline included, to the end. Raises DirectCallError. Close it to give up."""
         worker = offer.candidate.worker
-        address = self._address(worker)
-        if not address:
+        addresses = self._addresses(worker)
+        if not addresses:
             raise DirectCallError(f"worker {worker} is not in the endpoint map")
+        address = addresses[offer.assignment.attempt % len(addresses)]
         self.made += 1
         name = worker if self._transport.mutual else ""
         channel = open_channel(address, self._transport, server_name=name)

@@ -146,7 +146,7 @@ async def assemble(settings: RouterSettings, service: Service, tunnel_config: Tu
         config=tunnel_config,
     )
     await service.enter(workers.pool)
-    direct = DirectCalls(service.transport, workers.address)
+    direct = DirectCalls(service.transport, workers.addresses)
     assignments = Assignments(codec, fleet, spans, shell.feed, workers.bind, direct, service.spawn)
 
     batches = DecisionBatches(catalog, router_id, settings.decisions_queue, settings.decisions_interval_s)

@@ -1,6 +1,7 @@
 """What becomes of a request that no worker with a tunnel could run: the pool's policy, applied to plans.
 
-`hold`: it waits in the machine's queue, and is refused with UNAVAILABLE once it has waited for the policy's time.
+`hold`: it waits in the machine's queue, and is refused with UNAVAILABLE once it has waited for the policy's time, or at
+once if as many wait as may.
 `fail`: it is refused at once. `direct`: workers of the endpoint map that serve its model are candidates, unheard: their
 offers go over calls of their own; without any it is held. A request that has tokens already is never refused: that
 would throw away what its requester has. It waits for its variant until its deadline.
@@ -57,11 +58,13 @@ class Uncovered:
             return plan
         if policy.no_coverage is NoCoverage.FAIL:
             return self._refuse(request_id, 0.0)
-        return self._hold(request_id, plan, policy.no_coverage_wait_s)
+        return self._hold(request_id, plan, policy)
 
-    def _hold(self, request_id: str, plan: Plan, wait_s: float) -> Plan:
-        loop = asyncio.get_running_loop()
+    def _hold(self, request_id: str, plan: Plan, policy: PoolPolicy) -> Plan:
+        loop, wait_s = asyncio.get_running_loop(), policy.no_coverage_wait_s
         known = self._held.get(request_id)
+        if known is None and len(self._held) >= policy.hold_max:
+            return self._refuse(request_id, 0.0)
         since = known[0] if known is not None else loop.time()
         if loop.time() - since >= wait_s:
             return self._refuse(request_id, wait_s)
@@ -92,11 +95,12 @@ class Uncovered:
         self, request: GenerationRequest, fingerprints: Sequence[str], avoid: Sequence[str]
     ) -> tuple[RankedCandidate, ...]:
         """Workers in the map, each as if it had nothing of the prompt; those not tried yet first."""
-        found = [
-            Candidate(one.worker, one.epoch, fingerprint, Tier.NONE, compute_tokens=len(request.tokens))
+        length = len(request.tokens)
+        found = {  # a worker may be in the map more than once
+            (fingerprint, one.worker): Candidate(one.worker, one.epoch, fingerprint, Tier.NONE, compute_tokens=length)
             for fingerprint in fingerprints
             for one in self._endpoints()
             if fingerprint in one.models
-        ]
-        found.sort(key=lambda one: (one.worker in avoid, one.worker))
-        return tuple(RankedCandidate(candidate) for candidate in found)
+        }
+        ranked = sorted(found.values(), key=lambda one: (one.worker in avoid, one.worker))
+        return tuple(RankedCandidate(candidate) for candidate in ranked)

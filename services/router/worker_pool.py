@@ -65,11 +65,13 @@ class WorkerPool:
             crashed=crashed,
         )
         self.pool = TunnelPool(registry, self._dial, hooks, policy, config=config)
-        self._addresses: dict[str, str] = {}
+        self._addresses: dict[str, list[str]] = {}
 
     def observe(self, endpoints: Sequence[catalog_facts.Endpoint], revision: int) -> None:
         """The endpoint map as the catalog has it now."""
-        self._addresses = {endpoint.worker: endpoint.address for endpoint in endpoints}
+        self._addresses.clear()
+        for endpoint in endpoints:
+            self._addresses.setdefault(endpoint.worker, []).append(endpoint.address)
         self.pool.observe([pooled(endpoint) for endpoint in endpoints], revision)
 
     async def bind(self, worker: str, epoch: int, payload: bytes) -> Route:
@@ -80,9 +82,9 @@ class WorkerPool:
         """Whether an assignment for the worker would find a tunnel."""
         return self.pool.takes(WorkerTarget(worker))
 
-    def address(self, worker: str) -> str:
-        """Where the endpoint map says that the worker listens; empty = nowhere."""
-        return self._addresses.get(worker, "")
+    def addresses(self, worker: str) -> Sequence[str]:
+        """Where the endpoint map says that the worker listens; none = it is not in the map."""
+        return self._addresses.get(worker, ())
 
     @asynccontextmanager
     async def _dial(self, endpoint: Endpoint) -> AsyncIterator[Carrier]:
@@ -100,9 +102,9 @@ class WorkerPool:
         self._observatory.up(writer.tunnel, endpoint.worker, endpoint.address, endpoint.incarnation)
 
     def _lost(self, writer: Writer, loss: Loss) -> None:
-        say = log.info if loss.orderly else log.warning
+        say, what = (log.info, "tunnel retired") if loss.orderly else (log.warning, "worker disconnected")
         say(
-            "worker disconnected",
+            what,
             worker=writer.endpoint.worker,
             writer=writer.writer,
             reason=loss.closed.reason.label,

@@ -11,6 +11,8 @@ import grpc
 from libs.continuation.chain import chunks_after, root, tails_after
 from libs.contracts.segue.v1 import catalog_pb2 as pb
 from libs.contracts.segue.v1 import catalog_pb2_grpc
+from libs.service.transport import Transport
+from tests.router.pki import bind
 
 FINGERPRINT = "ab" * 32
 GROUP = pb.LayerGroup(name="full-kv1-d4-float32", layers=[0], kv_heads=1, head_dim=4, dtype="float32")
@@ -25,7 +27,8 @@ def model(fingerprint: str = FINGERPRINT, **changes: object) -> pb.Model:
 class FakeCatalog(catalog_pb2_grpc.CatalogServicer):
     """`put` and `remove` move the endpoint map; `names` and `chunks` are what it answers with."""
 
-    def __init__(self) -> None:
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
         self.names: dict[str, list[pb.Model]] = {"m": [model()]}
         self.endpoints: dict[str, pb.Endpoint] = {}
         self.chunks: dict[str, pb.Node] = {}
@@ -127,7 +130,7 @@ class FakeCatalog(catalog_pb2_grpc.CatalogServicer):
         """Also again after `stop`, under the same address."""
         self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
         catalog_pb2_grpc.add_CatalogServicer_to_server(self, self._server)
-        self._port = self._server.add_insecure_port(f"127.0.0.1:{self._port}")
+        self._port = bind(self._server, f"127.0.0.1:{self._port}", self._transport)
         self.address = f"127.0.0.1:{self._port}"
         await self._server.start()
 
@@ -137,8 +140,8 @@ class FakeCatalog(catalog_pb2_grpc.CatalogServicer):
 
 
 @asynccontextmanager
-async def fake_catalog() -> AsyncIterator[FakeCatalog]:
-    catalog = FakeCatalog()
+async def fake_catalog(transport: Transport | None = None) -> AsyncIterator[FakeCatalog]:
+    catalog = FakeCatalog(transport or Transport())
     await catalog.start()
     try:
         yield catalog

@@ -35,9 +35,11 @@ from libs.controller.protocol import (
     Usage,
 )
 from libs.controller.wire import TunnelCodec
+from libs.service.transport import Transport
 from libs.tunnel import Closed, CloseReason, Handlers, Registry, Route, RouteClosedError, Side, Tunnel
 from libs.tunnel.grpc_carrier import Carrier, serve_tunnel, with_attach
 from tests.router.fake_catalog import FINGERPRINT
+from tests.router.pki import bind
 
 LIMIT_S = 10.0
 TIMINGS = Timings(prefill_ms=2.0, first_token_ms=1.0, ttft_ms=3.0)
@@ -113,6 +115,8 @@ class ScriptedWorker:
     def __init__(self, name: str, registry: Registry, script: Script | None = None, **beat: Any) -> None:
         self.name, self.script = name, script
         self.epoch = 1
+        self.transport = Transport()
+        """What its next `start` uses."""
         self.load = ROOMY
         self.codec = TunnelCodec()
         self.jobs: list[Job] = []
@@ -151,7 +155,7 @@ class ScriptedWorker:
         self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
         register = with_attach(worker_pb2_grpc.add_WorkerServicer_to_server, "segue.v1.Worker", self._attach)
         register(worker_pb2_grpc.WorkerServicer(), self._server)
-        self._port = self._server.add_insecure_port(f"127.0.0.1:{self._port}")
+        self._port = bind(self._server, f"127.0.0.1:{self._port}", self.transport)
         await self._server.start()
 
     async def kill(self) -> None:
@@ -229,9 +233,12 @@ class ScriptedWorker:
 
 
 @asynccontextmanager
-async def scripted_worker(name: str, script: Script | None = None, **beat: Any) -> AsyncIterator[ScriptedWorker]:
+async def scripted_worker(
+    name: str, script: Script | None = None, transport: Transport | None = None, **beat: Any
+) -> AsyncIterator[ScriptedWorker]:
     async with Registry() as registry:
         worker = ScriptedWorker(name, registry, script, **beat)
+        worker.transport = transport or Transport()
         await worker.start()
         try:
             yield worker

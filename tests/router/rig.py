@@ -32,6 +32,7 @@ from services.router.server import Router, assemble
 from services.router.settings import RouterSettings
 from tests.router.fake_catalog import FINGERPRINT, FakeCatalog, fake_catalog
 from tests.router.fake_worker import LIMIT_S, Script, ScriptedWorker, scripted_worker, token
+from tests.router.pki import Identity, plain
 
 _IDS = count(1)
 FAST = TunnelConfig(ping_interval_s=0.4, ping_jitter_s=0.1)
@@ -125,10 +126,12 @@ class Ingress:
 
 
 @asynccontextmanager
-async def ingress_to(address: str, config: TunnelConfig = FAST) -> AsyncIterator[Ingress]:
+async def ingress_to(
+    address: str, config: TunnelConfig = FAST, transport: Transport | None = None
+) -> AsyncIterator[Ingress]:
     async with AsyncExitStack() as stack:
         registry = await stack.enter_async_context(Registry())
-        channel = open_channel(address, Transport())
+        channel = open_channel(address, transport or Transport())
         stack.push_async_callback(channel.close, None)
         tunnel = Tunnel(dial(channel, address, "segue.v1.Router"), registry, Side.DIALING, Handlers(), config)
         ingress = Ingress(tunnel, registry)
@@ -198,7 +201,12 @@ async def leave(service: Service, drain: bool = True) -> None:
 
 @asynccontextmanager
 async def running(
-    *scripts: Script | None, rest: bool = True, within_s: float = 30, epoch: int = 1, **changes: Any
+    *scripts: Script | None,
+    rest: bool = True,
+    within_s: float = 30,
+    epoch: int = 1,
+    identity: Identity = plain,
+    **changes: Any,
 ) -> AsyncIterator[Rig]:
     """A router with one worker per script, w0, w1, …, all heard. `rest`: check at the end that nothing is left."""
     async with AsyncExitStack() as stack:
@@ -207,15 +215,20 @@ async def running(
         loop = asyncio.get_running_loop()
         stack.callback(loop.set_exception_handler, loop.get_exception_handler())
         loop.set_exception_handler(lambda _loop, context: strays.append(context))
-        catalog = await stack.enter_async_context(fake_catalog())
+        catalog = await stack.enter_async_context(fake_catalog(identity("catalog")))
         workers = []
         for number, script in enumerate(scripts):
-            worker = await stack.enter_async_context(scripted_worker(f"w{number}", script))
+            name = f"w{number}"
+            worker = await stack.enter_async_context(scripted_worker(name, script, identity(name)))
             worker.epoch = epoch
             catalog.endpoints[worker.name] = worker.endpoint
             workers.append(worker)
+        own = identity("router")
         facts = {
             "listen": "127.0.0.1:0",
+            "tls_cert_file": own.cert_file,
+            "tls_key_file": own.key_file,
+            "tls_ca_file": own.ca_file,
             "catalog": catalog.address,
             "names_refresh_s": 0.2,
             "heartbeat_expiry_s": 60.0,
@@ -226,9 +239,9 @@ async def running(
         service = Service(RouterSettings(**facts), await stack.enter_async_context(asyncio.TaskGroup()))
         router = await assemble(service.settings, service, FAST)  # type: ignore[arg-type]
         try:
-            channel = open_channel(service.target, Transport())
+            channel = open_channel(service.target, own)
             stack.push_async_callback(channel.close, None)
-            ingress = await stack.enter_async_context(ingress_to(service.target))
+            ingress = await stack.enter_async_context(ingress_to(service.target, transport=own))
             stub: Any = router_pb2_grpc.RouterStub(channel)
             rig = Rig(router, service, catalog, workers, ingress, stub, service.target)
             await rig.heard(*workers)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
-from libs.contracts.segue.v1 import catalog_pb2, pool_pb2, router_pb2, worker_pb2, worker_pb2_grpc
+from libs.contracts.segue.v1 import catalog_pb2, pool_pb2, router_pb2
 from libs.controller.discovery import Rejection
 from libs.controller.protocol import ErrorDelivery, StatusCode
 from libs.pool.knobs import PoolPolicy
@@ -20,8 +18,9 @@ from libs.service.errors import read_error
 from libs.tunnel import CloseReason
 from services.router.pool_settings import PREFIX, PoolSettings
 from services.router.settings import RouterSettings
+from tests.router.direct import by_hand
 from tests.router.fake_catalog import FINGERPRINT
-from tests.router.fake_worker import LIMIT_S, Job, ScriptedWorker, scripted_worker, token
+from tests.router.fake_worker import LIMIT_S, Job, ScriptedWorker, scripted_worker
 from tests.router.rig import Rig, Stream, eventually, request, running, status
 
 CALM = {"offer_timeout_ms": 20_000, "pool_pick_mode": "round-robin"}
@@ -309,6 +308,18 @@ async def test_a_request_without_cover_is_answered_in_the_policys_time(knobs: di
         assert len(rig.router.uncovered) == 0 and rig.metric("uncovered_refused_total") == 1
 
 
+async def test_no_more_requests_are_held_than_policy_says() -> None:
+    async with running(pool_no_coverage_wait_s=LIMIT_S, pool_hold_max=2) as rig:
+        held = [await rig.ingress.submit() for _ in range(2)]
+        await eventually(lambda: len(rig.router.uncovered) == 2, "held")
+        end = await (await rig.ingress.submit()).end()
+        assert isinstance(end, ErrorDelivery) and end.code is StatusCode.UNAVAILABLE and end.retry_after_ms > 0
+        assert len(rig.router.uncovered) == 2
+        for stream in held:
+            stream.cancel()
+            await stream.end()
+
+
 async def test_a_held_request_goes_on_when_a_worker_comes_and_one_that_left_is_forgotten() -> None:
     async with running(pool_no_coverage_wait_s=LIMIT_S) as rig, scripted_worker("late", Job.run) as late:
         stream, gone = await rig.ingress.submit(), await rig.ingress.submit()
@@ -317,54 +328,6 @@ async def test_a_held_request_goes_on_when_a_worker_comes_and_one_that_left_is_f
         await gone.end()
         await rig.catalog.put(late.endpoint)
         await stream.completed(4)
-
-
-class OnlyByHand(worker_pb2_grpc.WorkerServicer):
-    """A worker that takes no tunnels: `Generate` alone."""
-
-    def __init__(self) -> None:
-        self.asked: list[worker_pb2.WorkerGenerateRequest] = []
-
-    async def Attach(self, frames: Any, context: Any) -> AsyncIterator[Any]:
-        await context.abort(grpc.StatusCode.UNAVAILABLE, "no tunnels")
-        yield
-
-    async def Generate(self, asked: Any, context: Any) -> AsyncIterator[worker_pb2.WorkerGenerateResponse]:
-        self.asked.append(asked)
-        wanted = asked.request
-        assignment = {"request_id": wanted.request_id, "attempt": asked.attempt}
-        answer = worker_pb2.WorkerGenerateResponse()
-        answer.accepted.assignment.MergeFrom(type(answer.accepted.assignment)(**assignment))
-        answer.accepted.epoch, answer.accepted.accepted = 1, True
-        yield answer
-        at = len(wanted.tokens) - wanted.output_start
-        answer = worker_pb2.WorkerGenerateResponse()
-        answer.delta.assignment.MergeFrom(type(answer.delta.assignment)(**assignment))
-        answer.delta.epoch, answer.delta.index = 1, at
-        answer.delta.tokens.extend(token(at + i) for i in range(2 if len(self.asked) == 1 else wanted.max_new_tokens))
-        yield answer
-        if len(self.asked) == 1:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "broken in mid-stream")
-        answer = worker_pb2.WorkerGenerateResponse()
-        answer.result.assignment.MergeFrom(type(answer.result.assignment)(**assignment))
-        answer.result.epoch = 1
-        answer.result.status = worker_pb2.ResultStatus.RESULT_STATUS_COMPLETED
-        answer.result.usage.generated_tokens = wanted.max_new_tokens
-        answer.result.usage.prompt_tokens = wanted.output_start
-        yield answer
-
-
-@asynccontextmanager
-async def by_hand() -> AsyncIterator[tuple[OnlyByHand, str]]:
-    server = grpc.aio.server()
-    servicer = OnlyByHand()
-    worker_pb2_grpc.add_WorkerServicer_to_server(servicer, server)  # type: ignore[no-untyped-call, unused-ignore]
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    try:
-        yield servicer, f"127.0.0.1:{port}"
-    finally:
-        await server.stop(None)
 
 
 async def test_direct_a_request_goes_round_the_pool_and_is_resumed_like_any_other() -> None:
