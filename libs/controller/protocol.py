@@ -306,6 +306,7 @@ class Result:
     error: str = ""
     usage: Usage = Usage()
     timings: Timings = Timings()
+    heartbeat: int = 0  # number of the last one that was sent to this router before; 0 = none was
 
 
 @dataclass(frozen=True, slots=True)

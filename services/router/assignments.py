@@ -48,6 +48,7 @@ from libs.tunnel import (
 )
 from services.router.clock import Spawn, now_ms
 from services.router.direct_calls import DirectCallError, DirectCalls
+from services.router.heartbeat_order import HeartbeatOrder
 from services.router.spans import RequestSpans
 
 _LINGER_S = 5.0
@@ -69,6 +70,7 @@ class _Carried:
     route: Route | None = None  # once it is open
     opening: asyncio.Task[None] | None = None  # while it waits for one, or does without
     over: bool = False  # the machine wants nothing more of it
+    ended: bool = False  # its result is here, and waits for a heartbeat
     cancelled: bool = False  # the worker has been told, or will be when the route opens
     linger: asyncio.TimerHandle | None = None
 
@@ -89,6 +91,7 @@ class Assignments:
         bind: Bind,
         direct: DirectCalls,
         spawn: Spawn,
+        order: HeartbeatOrder,
     ) -> None:
         self._codec = codec
         self._fleet = fleet
@@ -97,6 +100,7 @@ class Assignments:
         self._bind = bind
         self._direct = direct
         self._spawn = spawn
+        self._order = order
         self._carried: dict[AssignmentId, _Carried] = {}
 
     def __len__(self) -> int:
@@ -200,10 +204,10 @@ class Assignments:
                 self._drop(carried, f"route closed: {error.closed.reason.label} {error.closed.detail}".rstrip())
                 return
             for payload in payloads:
-                if not self._take(carried, payload):
+                if not await self._take(carried, payload):
                     return
 
-    def _take(self, carried: _Carried, payload: bytes) -> bool:
+    async def _take(self, carried: _Carried, payload: bytes) -> bool:
         """One message; False if nothing more is wanted of the route."""
         try:
             value = self._codec.decode(payload)
@@ -211,7 +215,24 @@ class Assignments:
             log.warning("message of a worker refused", worker=carried.worker, reason=error.reason)
             self._drop(carried, f"a message was refused: {error.reason}")
             return False
+        if isinstance(value, Result):
+            await self._in_order(carried, value)
+            return not carried.over
         return self._heard(carried, value)
+
+    async def _in_order(self, carried: _Carried, result: Result) -> None:
+        """A result, once the heartbeat before it was heard."""
+        taken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def take() -> None:
+            if not taken.done():
+                taken.set_result(None)
+                carried.ended = False
+                self._heard(carried, result)
+
+        carried.ended = True
+        self._order.after(carried.worker, carried.epoch, result.heartbeat, take)
+        await taken
 
     def _heard(self, carried: _Carried, value: TunnelValue) -> bool:
         match value:
@@ -234,7 +255,7 @@ class Assignments:
         return True
 
     def _drop(self, carried: _Carried, reason: str) -> None:
-        if not carried.over:
+        if not carried.over and not carried.ended:
             carried.over = True
             self._feed(RouteDropped(carried.assignment, carried.worker, carried.epoch, reason))
 

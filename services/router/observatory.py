@@ -36,6 +36,7 @@ from libs.controller.wire import TunnelCodec
 from libs.service.logs import get_logger
 from libs.tunnel import ChannelFullError, Tunnel, TunnelClosedError
 from services.router.clock import now_ms
+from services.router.heartbeat_order import HeartbeatOrder
 
 _RETRY_S = 0.1
 
@@ -72,6 +73,7 @@ class Observatory:
         takes: Callable[[str], bool],
     ) -> None:
         self.registry = discovery.Registry(knobs)
+        self.order = HeartbeatOrder(self._missing)
         self.fleet = fleet
         self.losses: Counter[str] = Counter()
         self.codec = codec
@@ -97,7 +99,9 @@ class Observatory:
 
     def lost(self, tunnel: Tunnel, orderly: bool) -> None:
         """It is gone."""
-        self._tunnels.pop(tunnel.tunnel_id, None)
+        known = self._tunnels.pop(tunnel.tunnel_id, None)
+        if known is not None:
+            self.order.gone(known.worker)
         self._obey(self.registry.closed(tunnel.tunnel_id, now_ms(), orderly))
 
     def control(self, tunnel: Tunnel, payload: bytes) -> None:
@@ -110,6 +114,7 @@ class Observatory:
         if isinstance(value, Heartbeat):
             self._obey(self.registry.heard(tunnel.tunnel_id, value, now_ms()))
             self._infer(value.worker)
+            self.order.heard(value.worker)
         else:
             self.codec.counts["out-of-place"] += 1
 
@@ -139,6 +144,7 @@ class Observatory:
                 case RoutesEnded():
                     self._routes_ended(effect.tunnel)
                 case WorkerUnavailable():
+                    self.order.gone(effect.worker)
                     self.losses[effect.loss.value] += 1
                     # Who leaves in order is no reason to look.
                     say = log.info if effect.loss is Loss.RETIRED else log.warning
@@ -169,6 +175,10 @@ class Observatory:
                 known.epoch = record.epoch
                 # The pool may be in the middle of publishing it.
                 asyncio.get_running_loop().call_soon(self._identify, known.tunnel, record.epoch)
+
+    def _missing(self, worker: str, epoch: int, sequence: int) -> bool:
+        record = self.registry.record(worker)
+        return record is not None and record.epoch == epoch and record.sequence < sequence
 
     def _addresses(self, record: WorkerRecord) -> set[str]:
         return {self._tunnels[number].address for number in record.tunnels}

@@ -147,7 +147,7 @@ async def assemble(settings: RouterSettings, service: Service, tunnel_config: Tu
     )
     await service.enter(workers.pool)
     direct = DirectCalls(service.transport, workers.addresses)
-    assignments = Assignments(codec, fleet, spans, shell.feed, workers.bind, direct, service.spawn)
+    assignments = Assignments(codec, fleet, spans, shell.feed, workers.bind, direct, service.spawn, observatory.order)
 
     batches = DecisionBatches(catalog, router_id, settings.decisions_queue, settings.decisions_interval_s)
     decisions = Decisions(settings.decisions_kept, metrics, batches)

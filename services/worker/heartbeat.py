@@ -10,7 +10,8 @@ A router says who it is in its Attach call's metadata. One that does not is one 
 behind all others', so that a second tunnel's are not taken for late ones of the first.
 
 What changes much (draining, an assignment's end) is told soon: at most every `hurry_s`. What an ended
-assignment leaves resident is told before its result, on the same tunnel, so that a next turn sent at once finds it.
+assignment leaves resident is told before its result, which names the heartbeat, for it may go on another tunnel and come
+first: so a next turn sent at once finds it.
 """
 
 from __future__ import annotations
@@ -92,6 +93,11 @@ class Heartbeats:
         if pair is not None and pair.elected is tunnel:
             pair.told = None
             self._send(pair)
+
+    def told(self, tunnel_id: int) -> int:
+        """See Pairs."""
+        pair = self._pairs.get(self._by_tunnel.get(tunnel_id, ""))
+        return pair.sequence if pair is not None else 0
 
     def lost(self, tunnel: Tunnel) -> None:
         """See Pairs."""

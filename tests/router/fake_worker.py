@@ -86,9 +86,10 @@ class Job:
         timings = TIMINGS if self.drawn == count else Timings()
         self.send(Delta(self.offer.assignment, self.worker.epoch, at, tokens, usage=self.usage, timings=timings))
 
-    def result(self, status: ResultStatus = ResultStatus.COMPLETED, error: str = "") -> None:
+    def result(self, status: ResultStatus = ResultStatus.COMPLETED, error: str = "", *, heartbeat: int = 0) -> None:
         finish = FinishReason.LENGTH if status is ResultStatus.COMPLETED else FinishReason.UNSPECIFIED
-        self.send(Result(self.offer.assignment, self.worker.epoch, status, finish, error, self.usage, TIMINGS))
+        end = Result(self.offer.assignment, self.worker.epoch, status, finish, error, self.usage, TIMINGS, heartbeat)
+        self.send(end)
         self.route.close(CloseReason.DONE)
 
     def finish(self) -> None:

@@ -110,6 +110,31 @@ async def test_heartbeats_stay_single_through_the_loss_of_the_elected_tunnel() -
         assert rig.metric("worker_losses_total", loss="process") == 0 and rig.metric("workers") == 1
 
 
+@pytest.mark.parametrize("comes", ["the heartbeat", "the loss of its tunnel", "the loss of the process", "nothing"])
+async def test_a_result_that_overtakes_the_heartbeat_before_it_waits_for_it(comes: str) -> None:
+    """The next turn, sent at once, must find what the worker kept. A heartbeat that cannot come is not waited for."""
+    async with running(None, **CALM) as rig:
+        await both_tunnels(rig)
+        worker, order = rig.worker, rig.router.observatory.order
+        order.patience_s = LIMIT_S
+        job = (await begun(rig, worker, 1, tokens=1))[0]
+        if comes == "nothing":
+            order.patience_s = 0.01
+        job[1].result(heartbeat=worker._sequence + 1)
+        if comes != "nothing":
+            await eventually(lambda: len(order) == 1, "kept")
+            assert rig.metric("requests_total", outcome="completed") == 0
+        if comes == "the heartbeat":
+            worker.say()
+        elif comes == "the loss of its tunnel":
+            assert worker._elected is not None
+            worker._elected[1].close(CloseReason.PEER_LOST)
+        elif comes == "the loss of the process":
+            await worker.kill()
+        assert (await job[0].completed(1)).served.attempts == 1
+        assert not len(order)
+
+
 async def test_tunnels_that_outrun_the_map_are_tunnels_to_the_new_process() -> None:
     """Both are dialled again before the map knows of the restart: also the one that is not elected joins the pair."""
     async with running(None) as rig:

@@ -57,6 +57,10 @@ class Pairs(Protocol):
         """Send everything next."""
         ...
 
+    def told(self, tunnel_id: int) -> int:
+        """The number of the last heartbeat sent to the router at this tunnel's other end; 0 = none was."""
+        ...
+
     def lost(self, tunnel: Tunnel) -> None:
         """The tunnel is gone."""
         ...
@@ -151,11 +155,12 @@ class AttachServer(AbstractAsyncContextManager["AttachServer"]):
         if (problem := fault(value.request)) is not None:
             route.close(CloseReason.PROTOCOL, ": ".join(problem))
             return
-        outlet = RouteOutlet(route, self.codec)
+        tunnel_id = route.tunnel_id
+        outlet = RouteOutlet(route, self.codec, lambda: self._pairs.told(tunnel_id))
         task = asyncio.get_running_loop().create_task(self._hear(route, value.assignment, outlet))
         self._routes.add(task)
         task.add_done_callback(self._routes.discard)
-        self._interpreter.offer(value, route.tunnel_id, outlet)
+        self._interpreter.offer(value, tunnel_id, outlet)
 
     async def _hear(self, route: Route, assignment: AssignmentId, outlet: RouteOutlet) -> None:
         """What follows the offer on its route, to the route's end."""

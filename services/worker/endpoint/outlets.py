@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Protocol
 
 from libs.contracts.segue.v1 import worker_pb2
@@ -30,13 +32,18 @@ class Outlet(Protocol):
 
 
 class RouteOutlet:
-    """On a tunnel. What one iteration sends for several routes leaves in one frame (the tunnel's writer)."""
+    """On a tunnel. What one iteration sends for several routes leaves in one frame (the tunnel's writer).
 
-    def __init__(self, route: Route, codec: TunnelCodec) -> None:
-        self._route, self._codec = route, codec
+    `beats`: the number of the last heartbeat sent to the router, perhaps on another of its tunnels.
+    """
+
+    def __init__(self, route: Route, codec: TunnelCodec, beats: Callable[[], int]) -> None:
+        self._route, self._codec, self._beats = route, codec, beats
 
     def send(self, value: OfferReply | Delta | Result) -> None:
         """See Outlet. A route that cannot take more is dropped by the tunnel, which cancels its assignment."""
+        if isinstance(value, Result):
+            value = replace(value, heartbeat=self._beats())
         try:
             self._route.post(self._codec.encode(value))
         except RouteClosedError:

@@ -120,7 +120,7 @@ class Delta(_message.Message):
     def __init__(self, assignment: _Optional[_Union[_common_pb2.AssignmentId, _Mapping]] = ..., epoch: _Optional[int] = ..., index: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprobs, _Mapping]]] = ..., usage: _Optional[_Union[_common_pb2.Usage, _Mapping]] = ..., timings: _Optional[_Union[_common_pb2.Timings, _Mapping]] = ...) -> None: ...
 
 class Result(_message.Message):
-    __slots__ = ("assignment", "epoch", "status", "finish_reason", "error", "usage", "timings")
+    __slots__ = ("assignment", "epoch", "status", "finish_reason", "error", "usage", "timings", "heartbeat")
     ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
@@ -128,6 +128,7 @@ class Result(_message.Message):
     ERROR_FIELD_NUMBER: _ClassVar[int]
     USAGE_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     assignment: _common_pb2.AssignmentId
     epoch: int
     status: _common_pb2.ResultStatus
@@ -135,7 +136,8 @@ class Result(_message.Message):
     error: str
     usage: _common_pb2.Usage
     timings: _common_pb2.Timings
-    def __init__(self, assignment: _Optional[_Union[_common_pb2.AssignmentId, _Mapping]] = ..., epoch: _Optional[int] = ..., status: _Optional[_Union[_common_pb2.ResultStatus, str]] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., error: _Optional[str] = ..., usage: _Optional[_Union[_common_pb2.Usage, _Mapping]] = ..., timings: _Optional[_Union[_common_pb2.Timings, _Mapping]] = ...) -> None: ...
+    heartbeat: int
+    def __init__(self, assignment: _Optional[_Union[_common_pb2.AssignmentId, _Mapping]] = ..., epoch: _Optional[int] = ..., status: _Optional[_Union[_common_pb2.ResultStatus, str]] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., error: _Optional[str] = ..., usage: _Optional[_Union[_common_pb2.Usage, _Mapping]] = ..., timings: _Optional[_Union[_common_pb2.Timings, _Mapping]] = ..., heartbeat: _Optional[int] = ...) -> None: ...
 
 class Resident(_message.Message):
     __slots__ = ("hash", "end", "tier", "fingerprint", "arrival_ms", "groups")
