@@ -10,8 +10,8 @@ A router says who it is in its Attach call's metadata. One that does not is one 
 behind all others', so that a second tunnel's are not taken for late ones of the first.
 
 What changes much (draining, an assignment's end) is told soon: at most every `hurry_s`. What an ended
-assignment leaves resident is told before its result, which names the heartbeat, for it may go on another tunnel and come
-first: so a next turn sent at once finds it.
+assignment leaves resident is told before its result, which names the heartbeat, for it may go on another tunnel and
+come first: so a next turn sent at once finds it.
 """
 
 from __future__ import annotations

@@ -100,19 +100,23 @@ async def test_a_pair_is_numbered_once_over_its_tunnels_and_follows_the_highest_
 
 
 async def test_a_result_names_the_heartbeat_before_it_whichever_tunnel_that_took() -> None:
-    async with running(heartbeat_s=30.0) as worker, routing(worker, "router-a") as one:
-        async with routing(worker, "router-a") as two, routing(worker, "router-b") as stranger:
-            one.elect(1)
-            await one.beat()
-            for other in (one, two):
-                heard = len(one.beats)
-                exchange = await other.offer(PROMPT, 20, name=f"r{heard}")
-                result = await exchange.finish()
-                await until(lambda: one.beats[-1].sequence >= result.heartbeat)  # noqa: B023
-                told = next(beat for beat in one.beats if beat.sequence == result.heartbeat)
-                assert told in one.beats[heard:]
-            exchange = await stranger.offer(PROMPT, 20, name="not told")
-            assert (await exchange.finish()).heartbeat == 0
+    async with (
+        running(heartbeat_s=30.0) as worker,
+        routing(worker, "router-a") as one,
+        routing(worker, "router-a") as two,
+        routing(worker, "router-b") as stranger,
+    ):
+        one.elect(1)
+        await one.beat()
+        for other in (one, two):
+            heard = len(one.beats)
+            exchange = await other.offer(PROMPT, 20, name=f"r{heard}")
+            result = await exchange.finish()
+            await until(lambda: one.beats[-1].sequence >= result.heartbeat)  # noqa: B023
+            told = next(beat for beat in one.beats if beat.sequence == result.heartbeat)
+            assert told in one.beats[heard:]
+        exchange = await stranger.offer(PROMPT, 20, name="not told")
+        assert (await exchange.finish()).heartbeat == 0
 
 
 async def test_a_router_that_does_not_say_who_it_is_can_follow_a_second_tunnel() -> None:
