@@ -2,7 +2,7 @@
 
 Device pages, host memory and the chunk directory each hold the most recent of them, each more than the last; all are in
 the object store. So a turn finds its history in any tier, or on another worker. So many clients at a time, each with
-one request under way.
+one request under way, or reading its answer.
 """
 
 from __future__ import annotations
@@ -46,10 +46,12 @@ class Level:
 
 
 class MixedLoad:
-    """Conversations of one cluster, by when they were last used."""
+    """Conversations of one cluster, by when they were last used. `pause_s`: how long a client reads, on average."""
 
-    def __init__(self, stage: Stage, http: httpx.AsyncClient, lengths: Lengths, seed: int) -> None:
-        self._stage, self._http, self._lengths = stage, http, lengths
+    def __init__(
+        self, stage: Stage, http: httpx.AsyncClient, lengths: Lengths, seed: int, pause_s: float = 0.0
+    ) -> None:
+        self._stage, self._http, self._lengths, self._pause_s = stage, http, lengths, pause_s
         self._draw, self._prose = random.Random(seed), Prose(stage.folder, seed)
         self._conversations: list[list[int]] = []
 
@@ -61,6 +63,8 @@ class MixedLoad:
         async def client() -> None:
             for _ in left:
                 await self._one(level)
+                if self._pause_s:
+                    await asyncio.sleep(self._draw.expovariate(1 / self._pause_s))
 
         async with asyncio.TaskGroup() as tasks:
             for _ in range(clients):

@@ -157,13 +157,14 @@ def considered(
     own: Ints,
     table: Table,
     sources: Sources,
+    fixed: Sequence[float],
     request: GenerationRequest,
     wanted: int,
     now_ms: float,
     knobs: PolicyKnobs,
 ) -> Verdict[list[tuple[float, int]]]:
     """The slots worth scoring exactly, with their bounds, ascending: the best of those that hold something, and of the
-    others.
+    others. `fixed`: by tier, of first tokens.
     """
     slots = np.nonzero(able)[0]
     if len(slots) <= _UNBOUNDED:
@@ -176,7 +177,7 @@ def considered(
     if count:
         out["capacity"] = count
         far &= ~full
-    bound = _bounds(own, table, sources.shared(), len(request.tokens), now_ms)
+    bound = _bounds(own, table, sources.shared(), len(request.tokens), now_ms) + min(fixed)
     chosen: list[tuple[float, int]] = []
     for group, most in ((near, knobs.considered), (far, knobs.considered_others)):
         slots = np.nonzero(group)[0]
@@ -190,7 +191,7 @@ def considered(
 
 def _bounds(own: Ints, table: Table, shared: Shared | None, length: int, now_ms: float) -> Floats:
     values, per_token = table.rows, table.per_token(length)
-    wait = np.maximum(values[rows.IDLE_AT] - now_ms, 0.0) * values[rows.BY_QUEUE]
+    wait = np.maximum(values[rows.IDLE_AT] - now_ms, values[rows.REST]) * values[rows.BY_QUEUE]
     base = wait + values[rows.FIRST]
     bound: Floats = base + (length - own) * per_token
     if shared is None:

@@ -164,10 +164,11 @@ class _Planning:
         prefixes = self.prefixes
         prefixes.find(request, self.entry.chain, self.keys, sources, self.index, knobs)
         able = self._counted(bounds.feasible(serving, table, self.wanted))
+        fixed = self.fleet.fixed.of(self.entry.model.fingerprint)
         slots = self._counted(
-            bounds.considered(able, prefixes.own, table, sources, request, self.wanted, now_ms, knobs)
+            bounds.considered(able, prefixes.own, table, sources, fixed, request, self.wanted, now_ms, knobs)
         )
-        found = Ways(table, prefixes, sources, self.length, self.wanted, request.processed, now_ms, knobs, most)
+        found = Ways(table, prefixes, sources, fixed, self.length, self.wanted, request.processed, now_ms, knobs, most)
         found.look_at(slots)
         if len(slots) > found.looked_at:
             self.pruned["bound"] += len(slots) - found.looked_at
@@ -214,7 +215,7 @@ class _Planning:
         view, heartbeat, ratio, free, whole = self._known(terms.slot)
         prefill_ms = compute * terms.prefill_ms / ratio.prefill
         raw = max(terms.wait_ms, way.load_ms / ratio.restore) + way.restore_ms / ratio.restore
-        raw += prefill_ms + terms.first_ms / ratio.first
+        raw += prefill_ms + (terms.first_ms - view.way_ms) / ratio.first + view.way_ms
         restored = way.link >= 0
         candidate = Candidate(
             heartbeat.worker,
@@ -228,7 +229,7 @@ class _Planning:
             way.restore_ms,
             compute,
             terms.prefill_ms,
-            terms.first_ms,
+            way.first_ms,
             way.ttft_ms,
             way.ttft_ms / raw if raw > 0 else 1.0,
             heartbeat.page_tokens,

@@ -27,7 +27,7 @@ from bisect import bisect_left, insort
 from dataclasses import dataclass, field
 
 from libs.controller.knobs import POLICY_KNOBS, PolicyKnobs
-from libs.controller.protocol import Candidate, Timings
+from libs.controller.protocol import Candidate, Tier, Timings
 
 
 @dataclass(slots=True)
@@ -130,8 +130,10 @@ class Corrections:
             if number >= _WITH_UNIT:
                 self._believe(known, number, term)
 
-    def learn(self, candidate: Candidate, timings: Timings, said: Said) -> None:
-        """One completed attempt. Predictions in `candidate` carry the corrections they were made with."""
+    def learn(self, candidate: Candidate, timings: Timings, said: Said, beyond_ms: float = 0.0) -> None:
+        """One completed attempt. Predictions in `candidate` carry the corrections they were made with, and in the first
+        token `beyond_ms` that no worker has measured; `timings` is the worker's own.
+        """
         if candidate.queue_ms > self.knobs.overload_queue_ms:
             return
         known = self._known_of(candidate, said)
@@ -140,10 +142,12 @@ class Corrections:
         waited = max(0.0, candidate.queue_ms - candidate.load_ms)
         restored = candidate.load_ms + candidate.restore_ms
         computed = candidate.compute_tokens * candidate.prefill_ms_per_token
-        self._next(known, 0, waited, timings.queue_ms)
-        self._next(known, 1, restored, timings.restore_ms)
+        # What waits for a prefix that is being computed loads nothing: all of it is measured as a wait.
+        if candidate.tier is not Tier.INFLIGHT:
+            self._next(known, 0, waited, timings.queue_ms)
+            self._next(known, 1, restored, timings.restore_ms)
         self._next(known, 2, computed, timings.prefill_ms)
-        self._next(known, 3, candidate.first_token_ms, timings.first_token_ms)
+        self._next(known, 3, candidate.first_token_ms - beyond_ms, timings.first_token_ms)
 
     def _known_of(self, candidate: Candidate, said: Said) -> _Known:
         known, like = self._known.get(candidate.worker), candidate.fingerprint
@@ -175,6 +179,8 @@ class Corrections:
             return
         levels = self._levels[known.like, term]
         del levels[bisect_left(levels, sums.level)]
+        # Of something that took many times as long, not all is the worker's usual time.
+        measured_ms = min(measured_ms, knobs.correction_most * predicted_ms)
         # The prediction contains what was believed.
         sums.add(predicted_ms / sums.believed_ms, measured_ms, known.units[number], 1 - knobs.correction_alpha)
         insort(levels, sums.level)

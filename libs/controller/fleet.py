@@ -6,18 +6,23 @@ Fed by discovery (`observe`, `forget`), by offer replies (fresh counts) and by t
 Between heartbeats the router adds what it has itself assigned, in predicted milliseconds, and takes the prefix that the
 assignment computes for INFLIGHT there. A booking stays until it ends or until a heartbeat arrives that must contain it:
 one that came `settle_ms` after the acceptance.
+
+The lanes that will decode beside a first token are those that the worker has now: what it reads before this request,
+it will be decoding by then. Of its own assignments a router knows at once when they begin and end; a heartbeat, which
+comes too seldom for that, adds those of others.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from libs.controller import smoothing
 from libs.controller.corrections import Corrections, Said
 from libs.controller.discovery import Forgotten, Observed
+from libs.controller.fixed import Beyond, FixedCosts
 from libs.controller.knobs import POLICY_KNOBS, PolicyKnobs
-from libs.controller.policy import work_ms
+from libs.controller.policy import decode_cost, work_ms
 from libs.controller.protocol import (
     AssignmentId,
     Candidate,
@@ -54,6 +59,14 @@ class Booking:
 
 
 @dataclass(slots=True)
+class Own:
+    """One assignment of this router, from its offer to its end. `beyond`: those parts of its predicted first token."""
+
+    beyond: Beyond
+    accepted: bool = False
+
+
+@dataclass(slots=True)
 class WorkerView:
     """One live worker process."""
 
@@ -61,7 +74,7 @@ class WorkerView:
     load: Load
     costs: dict[Tier, TierCost]  # smoothed, as the next two
     prefill: tuple[PrefillCost, ...] = ()
-    decode: tuple[DecodeCost, ...] = ()  # with the way
+    decode: tuple[DecodeCost, ...] = ()
     prefill_noise: smoothing.Noise = smoothing.QUIET
     decode_noise: smoothing.Noise = smoothing.QUIET
     heard_ms: float = 0.0  # when `load` came
@@ -69,8 +82,9 @@ class WorkerView:
     bookings: dict[AssignmentId, Booking] = field(default_factory=dict)
     idle_at_ms: float = 0.0  # when all that is known of will be worked off
     booked_pages: int = 0
-    steps: tuple[DecodeCost, ...] = ()  # the same without it
-    way_ms: float | None = None  # from offer to first token, what is none of the worker's time; None = not measured
+    way_ms: float = 0.0  # from offer to first token, what is none of the worker's time, as far as believed
+    own: dict[AssignmentId, Own] = field(default_factory=dict)
+    others: int = 0  # assignments of other routers, when `load` came
     withheld: bool = False  # the router itself makes it no offers
 
     @property
@@ -99,6 +113,16 @@ class WorkerView:
         )
 
     @property
+    def lanes(self) -> int:
+        """That decode, or will by the time a request that comes now draws its first token."""
+        return self.others + len(self.own)
+
+    def heard(self, load: Load, now_ms: float, more: int = 0) -> None:
+        """Counts of the worker, with `more` own assignments than were known to be accepted."""
+        self.load, self.heard_ms = load, now_ms
+        self.others = max(0, load.active - sum([one.accepted for one in self.own.values()]) - more)
+
+    @property
     def free_pages(self) -> int:
         """Predicted to be free now."""
         return max(0, self.load.pages.free - self.booked_pages)
@@ -116,10 +140,12 @@ class Fleet:
         self.knobs = knobs
         self.index = ResidencyIndex()
         self.corrections = Corrections(knobs)
+        self.fixed = FixedCosts(knobs)
         self.places = Places(self._slot_of_node)
         self._views: dict[str, WorkerView] = {}
         self._by_node: dict[str, str] = {}  # chunk directory -> worker that claims it
         self._booked: dict[AssignmentId, str] = {}
+        self._own: dict[AssignmentId, str] = {}
         self._table = Table(knobs)
         self._stale: set[str] = set()  # workers whose columns are
         self._moved: set[str] = set()  # and of which only queue and free pages are others
@@ -175,25 +201,24 @@ class Fleet:
             self.index.forget(heartbeat.worker)
         self.index.slot(heartbeat.worker)
         costs = {cost.tier: cost for cost in heartbeat.tiers}
-        steps = heartbeat.decode
-        view = WorkerView(heartbeat, heartbeat.load, costs, heartbeat.prefill, steps, steps=steps, heard_ms=now_ms)
+        view = WorkerView(heartbeat, heartbeat.load, costs, heartbeat.prefill, heartbeat.decode)
+        view.way_ms = self._way_ms(heartbeat)
         if old is not None:
             view.reports = old.reports + 1
             share = max(self.knobs.cost_share, 1 / view.reports)  # the mean of the first few
             view.costs = smoothing.tiers(old.costs, costs, share)
             view.prefill = smoothing.prefill(old.prefill, heartbeat.prefill, share)
-            view.steps = smoothing.decode(old.steps, heartbeat.decode, share)
-            view.way_ms = old.way_ms
-            view.decode = _farther(view.steps, view.way_ms or 0.0)
+            view.decode = smoothing.decode(old.decode, heartbeat.decode, share)
             view.prefill_noise = smoothing.noise(old.prefill_noise, _mean(old.prefill), _mean(heartbeat.prefill), share)
-            view.decode_noise = smoothing.noise(old.decode_noise, _mean(old.steps), _mean(heartbeat.decode), share)
-            view.bookings, view.withheld = old.bookings, old.withheld
+            view.decode_noise = smoothing.noise(old.decode_noise, _mean(old.decode), _mean(heartbeat.decode), share)
+            view.bookings, view.own, view.withheld = old.bookings, old.own, old.withheld
             if old.heartbeat.node != heartbeat.node:
                 self._by_node.pop(old.heartbeat.node, None)
                 self.places.moved()
         if heartbeat.node and self._by_node.get(heartbeat.node) != heartbeat.worker:
             self._by_node[heartbeat.node] = heartbeat.worker
             self.places.moved()
+        view.heard(heartbeat.load, now_ms)
         self._views[heartbeat.worker] = view
         self._settle(view, now_ms)
         self._stale.add(heartbeat.worker)
@@ -218,7 +243,8 @@ class Fleet:
         view = self._views.get(worker)
         if view is None or view.heartbeat.epoch != reply.epoch:
             return
-        view.load, view.heard_ms = reply.load, now_ms
+        own = view.own.get(reply.assignment)
+        view.heard(reply.load, now_ms, more=own is not None and reply.accepted and not own.accepted)
         booking = view.bookings.get(reply.assignment)
         if booking is not None and reply.accepted:
             booking.pages = 0
@@ -250,24 +276,59 @@ class Fleet:
                     view.bookings[effect.assignment] = booking
                     self._sum(view)
                     self._booked[effect.assignment] = effect.candidate.worker
+                    self._begun(view, effect.assignment, effect.candidate)
             case Accepted():
-                booking_of = self._views.get(self._booked.get(effect.assignment, ""))
-                if booking_of is not None and effect.assignment in booking_of.bookings:
-                    booking_of.bookings[effect.assignment].accepted_ms = now_ms
+                view = self._views.get(self._own.get(effect.assignment, ""))
+                if view is not None:
+                    view.own[effect.assignment].accepted = True
+                    if effect.assignment in view.bookings:
+                        view.bookings[effect.assignment].accepted_ms = now_ms
             case Unbooked():
                 self._unbook(effect.assignment)
+                self._ended(effect.assignment)
             case Measured():
-                measured = self._views.get(effect.candidate.worker)
-                if measured is not None and measured.heartbeat.epoch == effect.candidate.epoch:
-                    self.corrections.learn(effect.candidate, effect.timings, measured.said())
-                    self._went(measured, effect.way_ms)
+                view = self._views.get(effect.candidate.worker)
+                if view is not None and view.heartbeat.epoch == effect.candidate.epoch:
+                    self._learn(view, effect)
 
-    def _went(self, view: WorkerView, way_ms: float) -> None:
-        """What passes between offer and first token outside the worker counts to the first token from now on."""
-        known = way_ms if view.way_ms is None else view.way_ms
-        view.way_ms = known + self.knobs.way_share * (way_ms - known)
-        view.decode = _farther(view.steps, view.way_ms)
+    def _learn(self, view: WorkerView, effect: Measured) -> None:
+        own = view.own.get(effect.assignment) if effect.assignment is not None else None
+        beyond, timings = Beyond() if own is None else own.beyond, effect.timings
+        self.fixed.learn(effect.candidate, timings, effect.way_ms, beyond)
+        terms = replace(
+            timings,
+            queue_ms=timings.queue_ms - beyond.handoff_ms,
+            first_token_ms=timings.first_token_ms - effect.way_ms,
+        )
+        self.corrections.learn(effect.candidate, terms, view.said(), beyond.fixed_ms + beyond.way_ms)
+        view.way_ms = self._way_ms(view.heartbeat)
         self._stale.add(view.worker)
+
+    def _way_ms(self, heartbeat: Heartbeat) -> float:
+        return self.fixed.way_ms(heartbeat.models[0], heartbeat.worker) if heartbeat.models else 0.0
+
+    def _begun(self, view: WorkerView, assignment: AssignmentId, candidate: Candidate) -> None:
+        before = self._step_ms(view)
+        view.own[assignment] = Own(self.fixed.predicted(candidate, view.way_ms))
+        self._own[assignment] = view.worker
+        self._lanes_moved(view, before)
+
+    def _ended(self, assignment: AssignmentId) -> None:
+        view = self._views.get(self._own.pop(assignment, ""))
+        if view is not None:
+            before = self._step_ms(view)
+            del view.own[assignment]
+            self._lanes_moved(view, before)
+
+    def _lanes_moved(self, view: WorkerView, before: tuple[float, float]) -> None:
+        """Most often one lane more is the same bucket of what was measured."""
+        if self._step_ms(view) != before:
+            self._stale.add(view.worker)
+
+    def _step_ms(self, view: WorkerView) -> tuple[float, float]:
+        lanes, knobs = view.lanes, self.knobs
+        step_ms = decode_cost(view.decode, lanes, knobs) if lanes else 0.0
+        return step_ms, decode_cost(view.decode, lanes + 1, knobs)
 
     def _unbook(self, assignment: AssignmentId) -> None:
         view = self._views.get(self._booked.pop(assignment, ""))
@@ -328,6 +389,8 @@ class Fleet:
         for assignment, booking in view.bookings.items():
             self._booked.pop(assignment, None)
             self._unassume(worker, booking)
+        for assignment in view.own:
+            self._own.pop(assignment, None)
         if self._by_node.get(view.heartbeat.node) == worker:
             del self._by_node[view.heartbeat.node]
         slot = self.index.slot_of(worker)
@@ -335,9 +398,5 @@ class Fleet:
             self._table.clear(slot)
         self.index.release(worker)
         self.corrections.forget(worker)
+        self.fixed.forget(worker)
         self.places.moved()
-
-
-def _farther(steps: tuple[DecodeCost, ...], way_ms: float) -> tuple[DecodeCost, ...]:
-    """Decode steps as costs of a first token: each longer by the way to the worker and back."""
-    return tuple([DecodeCost(one.lanes, one.step_ms + way_ms) for one in steps]) if way_ms else steps

@@ -415,7 +415,7 @@ def measured(attempt: Attempt, result: Result) -> Measured:
     told = result.timings
     way_ms = max(0.0, attempt.first_delta_ms - told.ttft_ms) if attempt.first_delta_ms is not None else 0.0
     timings = replace(told, first_token_ms=told.first_token_ms + way_ms)
-    return Measured(attempt.candidate, result.usage, timings, way_ms)
+    return Measured(attempt.candidate, result.usage, timings, way_ms, attempt.assignment)
 
 
 def _problem(submission: Submission) -> str:

@@ -191,6 +191,7 @@ class Measured:
     usage: Usage
     timings: Timings
     way_ms: float = 0.0
+    assignment: AssignmentId | None = None
 
 
 RouterEffect = (

@@ -26,14 +26,15 @@ Hashes = npt.NDArray[np.uint64]
 Places8 = npt.NDArray[np.int8]
 
 # Rows. Costs as they are believed: with their corrections. Times in ms; pages of the largest layer group.
-IDLE_AT, FIRST = range(2)  # on the router's clock; the first decode step
+IDLE_AT, FIRST = range(2)  # on the router's clock; the first decode step and the way, less what is fixed (`fixed`)
 BY_QUEUE, BY_RESTORE = range(
     2, 4
 )  # corrections: of the wait from now until IDLE_AT, and, already in them, of the tiers
 FREE, EVICTABLE, TOTAL, PAGE, DRAINING = range(4, 9)
 CONTEXT, LARGEST, ROOM = range(9, 12)  # tokens of a sequence: at most, if all pages were free, with those that are
 LATENCY, PER_BYTE, BREAK_EVEN, ORDER = 12, 17, 22, 27  # each begins a row per tier, in TIERS' order
-_ROWS = 32
+REST = 32  # what is left, on average, of the step that runs when a request arrives: the least wait
+_ROWS = 33
 
 TIERS = (Tier.RAM, Tier.SSD, Tier.PEER, Tier.OBJECT, Tier.GPU)  # the last stands for staging to device
 SOURCES = TIERS[:4]
@@ -49,7 +50,7 @@ _BEYOND = 1 << 62  # every edge
 
 
 class View(Protocol):
-    """What is read of a worker. `decode`: `steps` and the way to the worker and back, as a first token costs."""
+    """What is read of a worker."""
 
     @property
     def heartbeat(self) -> Heartbeat: ...
@@ -62,7 +63,9 @@ class View(Protocol):
     @property
     def decode(self) -> tuple[DecodeCost, ...]: ...
     @property
-    def steps(self) -> tuple[DecodeCost, ...]: ...
+    def way_ms(self) -> float: ...
+    @property
+    def lanes(self) -> int: ...
     @property
     def idle_at_ms(self) -> float: ...
     @property
@@ -89,7 +92,7 @@ class Table:
         self._models: list[tuple[str, ...]] = []  # by slot
         self._prefill: dict[int, Floats] = {}  # up to this context: ms a token
         self._edges: list[int] = []  # its keys, ascending
-        self._terms: list[tuple[tuple[PrefillCost, ...], float, float]] = []  # by slot: costs, stretch, correction
+        self._terms: list[tuple[tuple[PrefillCost, ...], float, float]] = []  # by slot: costs, decode step, correction
 
     @property
     def rows(self) -> Floats:
@@ -123,7 +126,7 @@ class Table:
 
     def write(self, slot: int, view: View, correction: Correction) -> None:
         """What is known of a worker now."""
-        heartbeat, load, knobs = view.heartbeat, view.load, self.knobs
+        heartbeat, pages, knobs = view.heartbeat, view.load.pages, self.knobs
         while slot >= self._rows.shape[1]:
             self._grow()
         while slot >= len(self._models):
@@ -132,12 +135,12 @@ class Table:
             self.columns.append([])
             self.orders.append(())
         self.size = max(self.size, slot + 1)
-        decoding, pages = load.decoding, load.pages
-        step_ms = decode_cost(view.steps, decoding, knobs) if decoding else 0.0
+        lanes = view.lanes
+        step_ms = decode_cost(view.decode, lanes, knobs) if lanes else 0.0
         page, free = max(1, heartbeat.page_tokens), view.free_pages
         values = [
             view.idle_at_ms,
-            decode_cost(view.decode, decoding + 1, knobs) * correction.first,
+            decode_cost(view.decode, lanes + 1, knobs) * correction.first + view.way_ms,
             correction.queue,
             correction.restore,
             free,
@@ -149,6 +152,7 @@ class Table:
             pages.total * page or _ANY,
             (free + pages.evictable) * page if pages.total else _ANY,
             *costs_of(view.costs, heartbeat.bytes_per_token, correction.restore, knobs),
+            step_ms / 2,
         ]
         self._rows[:, slot] = values
         self.columns[slot] = values
@@ -157,8 +161,7 @@ class Table:
         if self._models[slot] != heartbeat.models:
             self._serve(slot, heartbeat.models)
             self._hashes[slot] = name_hash(heartbeat.worker)
-        stretch_ms = step_ms / max(1, knobs.prefill_budget_tokens)
-        self._price(slot, view.prefill, stretch_ms, correction.prefill)
+        self._price(slot, view.prefill, step_ms, correction.prefill)
 
     def clear(self, slot: int) -> None:
         """The slot is free."""
@@ -175,8 +178,8 @@ class Table:
             self._serving.setdefault(fingerprint, np.zeros(self._rows.shape[1], np.bool_))[slot] = True
         self._models[slot] = models
 
-    def _price(self, slot: int, table: tuple[PrefillCost, ...], stretch_ms: float, ratio: float) -> None:
-        terms = self._terms[slot] = (table, stretch_ms, ratio)
+    def _price(self, slot: int, table: tuple[PrefillCost, ...], step_ms: float, ratio: float) -> None:
+        terms = self._terms[slot] = (table, step_ms, ratio)
         for bucket in table:
             if bucket.up_to_tokens not in self._prefill and len(self._edges) < _EDGES:
                 self._edge(bucket.up_to_tokens)
@@ -191,7 +194,10 @@ class Table:
         self._prefill[edge] = column
 
     def _per_token(self, terms: tuple[tuple[PrefillCost, ...], float, float], context: int) -> float:
-        table, stretch_ms, ratio = terms
+        table, step_ms, ratio = terms
+        # Lanes decode in each of its iterations; in the last one that is the first token's time.
+        budget = max(1, self.knobs.prefill_budget_tokens)
+        stretch_ms = step_ms * ((context - 1) // budget) / context
         return (prefill_cost(table, context, self.knobs) + stretch_ms) * ratio
 
     def _last(self) -> Floats:

@@ -10,12 +10,13 @@ from __future__ import annotations
 import math
 from bisect import insort
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from libs.controller import policy
 from libs.controller import table as rows
 from libs.controller.bounds import Prefixes
+from libs.controller.fixed import first_ms
 from libs.controller.knobs import PolicyKnobs
 from libs.controller.protocol import Tier
 from libs.controller.restores import Best, Read, Reader, Restores
@@ -28,7 +29,7 @@ _GPU = len(SOURCES)  # the place of staging in a table's tiers
 @dataclass(slots=True)
 class Terms:
     """What all ways of one worker share, in ms as corrected. `prefill_ms`: a token, stretched; `wait_ms`: the queue
-    before its correction.
+    before its correction; `first_ms`: a first token without what is fixed of it.
     """
 
     slot: int
@@ -41,6 +42,7 @@ class Terms:
 @dataclass(slots=True)
 class Way:
     """One candidate before it is built. `resident`: the part of the boundary in device pages. Times as corrected.
+    `first_ms`: with what is fixed.
 
     `link`: the last node that is restored, `begin` the first; -1 = none, then `name` is the boundary's.
     """
@@ -56,10 +58,12 @@ class Way:
     size: float = 0.0
     link: int = -1
     begin: int = 0
+    first_ms: float = 0.0
 
 
 class Ways:
-    """See the module. `pruned`: ways that fell out, by reason; `found`: what is left; `able`: workers with any way.
+    """See the module. `fixed`: ms of a first token that no worker measures, by tier. `pruned`: ways that fell out, by
+    reason; `found`: what is left; `able`: workers with any way.
 
     `most`: only those are wanted that may come among the first so many, with all that tie and all of the near-tie band;
     None = all.
@@ -70,6 +74,7 @@ class Ways:
         table: Table,
         prefixes: Prefixes,
         sources: Sources,
+        fixed: Sequence[float],
         length: int,
         wanted: int,
         limit: int,
@@ -77,7 +82,7 @@ class Ways:
         knobs: PolicyKnobs,
         most: int | None,
     ) -> None:
-        self.table, self.prefixes, self.sources, self.knobs = table, prefixes, sources, knobs
+        self.table, self.prefixes, self.sources, self.fixed, self.knobs = table, prefixes, sources, fixed, knobs
         self.length, self.wanted, self.now_ms, self.most = length, wanted, now_ms, most
         self._per_token = table.per_token(length)
         self._restores = Restores(sources, length, limit) if sources.any else None
@@ -110,7 +115,7 @@ class Ways:
 
     def _worker(self, slot: int) -> None:
         values = self.table.columns[slot]
-        wait = max(0.0, values[rows.IDLE_AT] - self.now_ms)
+        wait = max(values[rows.REST], values[rows.IDLE_AT] - self.now_ms)
         queue, per_token, first = wait * values[rows.BY_QUEUE], float(self._per_token[slot]), values[rows.FIRST]
         terms, device = Terms(slot, wait, queue, per_token, first), int(self.prefixes.device[slot])
         fits = self._fits(values, 0)
@@ -133,6 +138,9 @@ class Ways:
             self._restored(terms, reader, device, fits, fits_device)
 
     def _take(self, way: Way) -> None:
+        own_ms = way.terms.first_ms
+        way.first_ms = first_ms(own_ms, self.fixed[way.tier])
+        way.ttft_ms += way.first_ms - own_ms
         self.found.append(way)
         if self.most is not None:
             insort(self._times, way.ttft_ms)

@@ -193,6 +193,8 @@ class WorkerMachine:
                     state.cached = length - event.computed_tokens
                     began = state.lane_ms if state.lane_ms is not None else self._now
                     state.prefilled_ms = max(began, self._now - event.drawing_ms)
+                    if state.lane_ms is not None:
+                        state.lane_ms = min(began + event.behind_ms, state.prefilled_ms)
                     self._move(state, Trigger.PREFILLED, Phase.DECODING)
             case TokensDrawn():
                 if state := self._enter(event.assignment, Trigger.TOKENS, event):

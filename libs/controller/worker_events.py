@@ -100,12 +100,14 @@ class LaneGranted:
 @dataclass(frozen=True, slots=True)
 class PrefillDone:
     """The whole input but the first drawn token is computed. `computed_tokens`: pending token included. `drawing_ms`:
-    how much of the time since the lane was granted counts as the first token's, where one step did both.
+    how much of the time since the lane was granted counts as the first token's, where one step did both. `behind_ms`:
+    how much of it went to prompts that were there before, whose last rows shared a step with this one's first: a wait.
     """
 
     assignment: AssignmentId
     computed_tokens: int
     drawing_ms: float = 0.0
+    behind_ms: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

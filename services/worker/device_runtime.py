@@ -38,7 +38,7 @@ from services.worker.runtime.grammars import MaskFactory, mask_of
 from services.worker.runtime.iteration import Budgets
 from services.worker.runtime.kv import KVStore
 from services.worker.runtime.loop import DeviceLoop
-from services.worker.runtime.measurements import Measurements, prefill_timings, prompts_ms, step_ms
+from services.worker.runtime.measurements import Measurements, ahead_ms, prefill_timings, prompts_ms, step_ms
 from services.worker.runtime.sampling import Sampling
 from services.worker.runtime.serial import SerialLoop
 
@@ -93,6 +93,8 @@ class _Held:
     start: int = 0
     left: int = 0
     """Tokens it may still draw."""
+    ahead: int = 0
+    """Prompt rows of others before its own, in the step with its first."""
 
 
 class DeviceRuntime:
@@ -165,18 +167,10 @@ class DeviceRuntime:
         self._loop.cancel(assignment)
 
     def queue(self, coming: Sequence[int] = ()) -> QueueState:
-        """Prompt tokens ahead at their measured cost, the decode steps beside them, and what is left of the iteration
-        under way; with all lanes taken, the nearest possible end of one too.
-        """
+        """What is ahead of a new job's first row; with all lanes taken, the nearest possible end of one too."""
         found = self._loop.measurements()
         waiting, decoding = found.waiting_jobs + len(coming), found.decoding_lanes
-        prompts = (*found.pending_prompts, *((tokens, tokens) for tokens in coming))
-        step = step_ms(found.decode_step_ms, decoding)
-        rows = sum(tokens for tokens, _ in prompts)
-        ms = prompts_ms(prefill_timings(found), prompts)
-        # A step under way counts as its rows, or, where it only decodes, as itself.
-        ms += step * (rows / self._pool.sizes.step if rows else 1.0)
-        ms = max(0.0, ms - found.elapsed_ms)
+        ms = ahead_ms(found, coming, self._pool.sizes.step)
         taken = decoding + found.prefilling_lanes
         if taken and taken + waiting >= self._lanes:
             left = sorted(held.left for held in tuple(self._held.values()))
@@ -255,11 +249,13 @@ class DeviceRuntime:
                 return ()
             case device.Prefilled():
                 held.pages.computed(event.computed)
+                held.ahead += event.ahead  # whoever has rows of a step has all those ahead of it in every later one
                 if event.computed < len(request.tokens):
                     return (JobAdvanced(assignment),)
-                found = self._loop.measurements()
+                found, length = self._loop.measurements(), len(request.tokens)
                 drawing_ms = step_ms(found.decode_step_ms, found.decoding_lanes)
-                return (JobPrefilled(assignment, event.computed - held.start, drawing_ms),)
+                behind_ms = prompts_ms(prefill_timings(found), [(held.ahead, length)])
+                return (JobPrefilled(assignment, event.computed - held.start, drawing_ms, behind_ms),)
             case device.Token():
                 held.pages.computed(event.computed)
                 held.left -= 1

@@ -151,12 +151,14 @@ class JobAdvanced:
 @dataclass(frozen=True, slots=True)
 class JobPrefilled:
     """Every input token is computed, `computed` of them by this job (the pending token included). `drawing_ms`: what of
-    the step counts as the first token's: a decode step's time, as `DecodeCost` tells it.
+    the step counts as the first token's: a decode step's time, as `DecodeCost` tells it. `behind_ms`: what rows of
+    prompts that came before it took of the step with its first ones.
     """
 
     assignment: AssignmentId
     computed: int
     drawing_ms: float = 0.0
+    behind_ms: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,11 +39,13 @@ def as_layout(group: LayerGroup) -> layouts.LayerGroup:
 LAYOUT = layouts.Layout(tuple(as_layout(group) for group in MODEL.groups))
 
 
-def stretched(ms_per_token: float, step_ms: float, decoding: int) -> float:
-    """Prefill per token while lanes decode: each iteration of prompt tokens also carries a decode step."""
-    if decoding == 0:
-        return ms_per_token
-    return ms_per_token + step_ms / max(1, POLICY_KNOBS.prefill_budget_tokens)
+def stretched(table: tuple[PrefillCost, ...], length: int, step_ms: float) -> float:
+    """Prefill per token while lanes decode: each iteration of prompt tokens but the last, which draws the first token,
+    also carries a decode step; as many as a prompt of the bucket's length has.
+    """
+    longest = next(bucket.up_to_tokens for bucket in table if length <= bucket.up_to_tokens)
+    more = (longest - 1) // POLICY_KNOBS.prefill_budget_tokens
+    return prefill_cost(table, length) + step_ms * more / longest
 
 
 def transfer_ms(cost: TierCost | None, size: int) -> float:
@@ -69,6 +71,7 @@ def naive_best(world: World) -> dict[str, float]:
             Chunk(link.hash, link.parent, link.start, link.end) for link in entry.chain.chunks if link.hash not in known
         ]
     facts = {node.chunk.hash: node for node in nodes}
+    fixed = world.fleet.fixed.of(MODEL.fingerprint)
     best: dict[str, float] = {}
     for beat in world.heartbeats:
         if beat.draining:
@@ -77,9 +80,13 @@ def naive_best(world: World) -> dict[str, float]:
         costs = {cost.tier: cost for cost in beat.tiers}
         device = max((s.end for s in spans if Tier.GPU in held.get(s.hash, ())), default=0)
         device = max([device, *(link.end for link in entry.chain.chunks if Tier.GPU in held.get(link.hash, ()))])
-        step = decode_cost(beat.decode, beat.load.decoding) if beat.load.decoding else 0.0
-        per_token = stretched(prefill_cost(beat.prefill, length), step, beat.load.decoding)
-        first = decode_cost(beat.decode, beat.load.decoding + 1)
+        lanes = beat.load.active
+        step = decode_cost(beat.decode, lanes) if lanes else 0.0
+        per_token = stretched(beat.prefill, length, step)
+        queue = max(beat.load.queue_ms, step / 2)
+
+        def first(tier: Tier, own: float = decode_cost(beat.decode, lanes + 1)) -> float:
+            return max(0.1 * own, own + fixed[tier])
 
         def fits(resident: int, beat=beat) -> bool:  # type: ignore[no-untyped-def]
             pages = beat.load.pages
@@ -89,9 +96,9 @@ def naive_best(world: World) -> dict[str, float]:
 
         found: list[float] = []
         if fits(0):
-            found.append(beat.load.queue_ms + length * per_token + first)
+            found.append(queue + length * per_token + first(Tier.NONE))
         if device and fits(device):
-            found.append(beat.load.queue_ms + (length - device) * per_token + first)
+            found.append(queue + (length - device) * per_token + first(Tier.GPU))
         size_of_chunk = beat.bytes_per_token * 256
         order = sorted(
             [Tier.RAM, Tier.SSD, Tier.OBJECT] + ([Tier.PEER] if Tier.PEER in costs else []),
@@ -140,7 +147,8 @@ def naive_best(world: World) -> dict[str, float]:
                     continue
                 load = sum(transfer_ms(costs.get(tier), size) for tier, size in sizes.items())
                 restore = transfer_ms(costs.get(Tier.GPU), sum(sizes.values()))
-                found.append(max(beat.load.queue_ms, load) + restore + (length - boundary) * per_token + first)
+                took = max(queue, load) + restore + (length - boundary) * per_token
+                found.append(took + first(max(sizes)))
         if found:
             best[beat.worker] = min(found)
     return best
@@ -305,5 +313,6 @@ def test_ranking_does_not_depend_on_the_hash_seed_or_on_the_order_of_heartbeats(
         before = planned(world).ranked
         other = type(world.fleet)()
         observe(other, *reversed(world.heartbeats))
+        other.fixed = world.fleet.fixed
         assert candidates.plan(world.request, [world.variant], other, 0.0).ranked == before[: POLICY_KNOBS.ranked]
     assert SALT

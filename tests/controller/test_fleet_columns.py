@@ -31,7 +31,17 @@ from libs.controller.router_effects import Booked, Unbooked
 from libs.controller.router_events import Plan
 from libs.controller.table import Table
 from libs.controller.ways import Ways
-from tests.controller.world import FULL, MODEL, WINDOW, a_request, heartbeat, nodes_of, observe, random_world
+from tests.controller.world import (
+    FULL,
+    MODEL,
+    WINDOW,
+    a_request,
+    heartbeat,
+    nodes_of,
+    observe,
+    random_world,
+    with_fixed,
+)
 
 EVERYBODY = replace(POLICY_KNOBS, considered=10_000, considered_others=10_000, ranked=10_000)
 
@@ -69,7 +79,9 @@ def large(seed: int, workers: int) -> tuple[Fleet, GenerationRequest, Variant]:
                 resident=tuple(held),
             )
         )
-    return observe(Fleet(), *beats), request, variant(MODEL, request, nodes)
+    fleet = observe(Fleet(), *beats)
+    with_fixed(fleet, draw)
+    return fleet, request, variant(MODEL, request, nodes)
 
 
 def plan(fleet: Fleet, request: GenerationRequest, entry: Variant, knobs: PolicyKnobs | None = None) -> Plan:
@@ -125,7 +137,8 @@ def below_every_way(world: tuple[Fleet, GenerationRequest, Variant]) -> None:
     def look_at(self: Ways, slots: object) -> None:
         length, every = len(request.tokens), range(self.table.size)
         shared = self.sources.shared()
-        least = candidates.bounds._bounds(self.prefixes.own, self.table, shared, length, self.now_ms).tolist()
+        bounds = candidates.bounds._bounds(self.prefixes.own, self.table, shared, length, self.now_ms)
+        least = (bounds + min(self.fixed)).tolist()
         for slot in every:
             before = len(self.found)
             self._worker(slot)

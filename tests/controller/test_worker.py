@@ -178,6 +178,19 @@ def test_the_step_that_ends_a_prefill_and_draws_is_shared_out(drawing: float, ti
     assert (timings.queue_ms, timings.ttft_ms) == (3, 12), "what it is counted as changes nothing else"
 
 
+@pytest.mark.parametrize(("behind", "times"), [(0.0, (3, 5, 4)), (2.0, (5, 3, 4)), (30.0, (8, 0, 4))])
+def test_rows_of_others_in_the_step_with_its_first_are_a_wait(behind: float, times: tuple[float, ...]) -> None:
+    d = Driver()
+    d.offer(an_offer())
+    d.feed(wx.ReservationMade(A, 0))
+    d.feed(wx.LaneGranted(A), after=3)
+    d.feed(wx.PrefillDone(A, 5, 4.0, behind), after=9)
+    delta = d.feed(wx.TokensDrawn(A, (11,)))[0]
+    assert isinstance(delta, wfx.EmitDelta)
+    timings = delta.delta.timings
+    assert (timings.queue_ms, timings.prefill_ms, timings.first_token_ms) == times and timings.ttft_ms == 12
+
+
 def test_a_failed_restore_is_prefilled_instead() -> None:
     d = Driver()
     d.offer(an_offer(chain=CHAIN))

@@ -9,6 +9,7 @@ from libs.continuation import chain as chains
 from libs.controller.candidates import Variant, variant
 from libs.controller.catalog_facts import Chunk, LayerGroup, Model, Node, Receipt, Replica, ReplicaState
 from libs.controller.discovery import Observed
+from libs.controller.fixed import _Model
 from libs.controller.fleet import Fleet
 from libs.controller.knobs import PolicyKnobs
 from libs.controller.protocol import (
@@ -85,6 +86,16 @@ def nodes_of(
     return tuple(out), None
 
 
+def fixed_ms(fleet: Fleet, by_tier: dict[Tier, float]) -> None:
+    """As if it had been learned."""
+    fleet.fixed._models[MODEL.fingerprint] = _Model(of=tuple([by_tier.get(tier, 0.0) for tier in Tier]))
+
+
+def with_fixed(fleet: Fleet, rng: random.Random) -> None:
+    """As after a while: a fixed time, which may be negative, of each tier."""
+    fixed_ms(fleet, {tier: rng.choice([0.0, rng.uniform(-25, 25)]) for tier in Tier})
+
+
 def random_world(seed: int, knobs: PolicyKnobs | None = None) -> World:
     rng = random.Random(seed)
     request = a_request(rng.randint(20, 1_600), rng.randint(1, 64))
@@ -118,7 +129,7 @@ def random_world(seed: int, knobs: PolicyKnobs | None = None) -> World:
                 worker,
                 load=Load(
                     rng.choice([0.0, 5.0, 400.0]),
-                    decoding=rng.randint(0, 3),
+                    active=rng.randint(0, 3),
                     pages=Pages(total, free, 0, 0, total - free, 0, rng.randint(0, total - free)),
                 ),
                 draining=rng.random() < 0.1,
@@ -137,4 +148,5 @@ def random_world(seed: int, knobs: PolicyKnobs | None = None) -> World:
             )
         )
     observe(fleet, *heartbeats)
+    with_fixed(fleet, rng)
     return World(request, variant(MODEL, request, nodes, tail), fleet, heartbeats, resident)

@@ -102,6 +102,20 @@ def test_lanes_are_stable_and_only_refills_are_primed(tiny: Subject) -> None:
         assert set(measured.prefill_token_ms) == {256}
 
 
+def test_rows_ahead_of_a_prompt_in_its_step_are_told(tiny: Subject) -> None:
+    harness = Harness(tiny, lanes=4)
+    for key, length in (("a", 100), ("b", 20), ("c", 30)):
+        harness.loop.submit(harness.job(key, tiny.prompt(length, seed=length), 3))
+    with harness:
+        harness.finish("a", "b", "c")
+    told = {
+        key: [(event.computed, event.ahead) for event in harness.events(key) if isinstance(event, Prefilled)]
+        for key in "abc"
+    }
+    # 64 rows a step: all of one's, then what is left of it and the others in order.
+    assert told == {"a": [(64, 0), (100, 0)], "b": [(20, 36)], "c": [(8, 56), (30, 0)]}
+
+
 def test_serialized_and_batched_draw_the_same_tokens(tiny: Subject) -> None:
     prompts = {key: tiny.prompt(30 + 50 * key, seed=key) for key in range(8)}
     sampling = Sampling(temperature=1.0, seed=5)

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from services.worker.runtime.measurements import Measurements, Meter, Timing, prefill_timings, prompts_ms, step_ms
+from services.worker.runtime.measurements import (
+    Measurements,
+    Meter,
+    Timing,
+    ahead_ms,
+    prefill_timings,
+    prompts_ms,
+    step_ms,
+)
 
 STEP, ROW = 8.0, 0.1
 """A device for which an iteration costs so many ms, and so many more a prompt row."""
@@ -46,10 +54,60 @@ def test_of_small_iterations_little_is_learnt() -> None:
     for meter, rows in ((small, 8), (large, 256)):
         meter.iteration(25.6, 0, 256, 256, drew=False)  # 0.1 ms a row
         meter.iteration(0.5 * rows, 0, rows, 256, drew=False)  # 0.5 ms a row
-    assert small.prefill_token_ms[256].recent_ms < 0.102 < 0.13 < large.prefill_token_ms[256].recent_ms
+    assert small.prefill_token_ms[256].recent_ms < 0.105 < 0.15 < large.prefill_token_ms[256].recent_ms
+
+
+def test_one_iteration_that_was_held_up_says_little_and_a_device_that_became_slower_much() -> None:
+    once, since = Timing(), Timing()
+    for _ in range(40):
+        once, since = once.add(1.0), since.add(1.0)
+    assert once.add(50.0).recent_ms < 1.11
+    for _ in range(30):
+        since = since.add(5.0)
+    assert since.recent_ms == pytest.approx(5.0, rel=0.2)
+    for _ in range(30):
+        since = since.add(1.0)
+    assert since.recent_ms == pytest.approx(1.0, rel=0.2)
+
+
+def test_a_small_first_iteration_is_soon_outweighed() -> None:
+    meter = Meter()
+    meter.iteration(0.8 * 8, 0, 8, 900, drew=False)
+    for _ in range(2):
+        meter.iteration(0.1 * 512, 0, 512, 900, drew=False)
+    assert meter.prefill_token_ms[1_024].recent_ms == pytest.approx(0.1, rel=0.15)
 
 
 def test_more_lanes_than_were_measured_are_taken_for_the_most() -> None:
     timings = {1: Timing(1, 5.0, 5.0), 4: Timing(1, 9.0, 9.0)}
     assert [step_ms(timings, lanes) for lanes in (0, 1, 2, 4, 8)] == [0.0, 5.0, 9.0, 9.0, 9.0]
     assert step_ms({}, 3) == 0.0 and prompts_ms([], [(5, 5)]) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("lanes", "prompts", "elapsed", "coming", "wanted"),
+    [
+        ((0, 0), (), 0.0, (), 0.0),
+        ((2, 0), (), 3.0, (), 9.0 - 3.0),  # the rest of a step
+        ((2, 0), (), 20.0, (), 0.0),
+        ((0, 1), (300,), 10.0, (), 30.0 + 5.0 - 10.0),  # it draws in the iteration that runs
+        ((1, 1), (300,), 10.0, (), 30.0 + 9.0 - 10.0),
+        ((1, 1), (1_000,), 10.0, (), 100.0 + 5.0 - 10.0),  # whose other rows share an iteration with the new job's
+        ((1, 1), (1_600,), 10.0, (), 160.0 + 5.0 + 2 * 9.0 - 10.0),
+        ((0, 0), (300, 400), 0.0, (), 70.0 + 0.0),  # not begun yet
+        ((1, 0), (), 1.0, (600,), 60.0 + 5.0 + 5.0 - 1.0),
+    ],
+)
+def test_what_is_ahead_of_one_more_prompt(
+    lanes: tuple[int, int], prompts: tuple[int, ...], elapsed: float, coming: tuple[int, ...], wanted: float
+) -> None:
+    found = Measurements(
+        decode_step_ms={1: Timing(1, 5.0, 5.0), 2: Timing(1, 9.0, 9.0)},
+        prefill_token_ms={4_096: Timing(1, 0.1, 0.1)},
+        decoding_lanes=lanes[0],
+        prefilling_lanes=lanes[1],
+        waiting_jobs=len(prompts) - lanes[1],
+        pending_prompts=tuple([(tokens, tokens) for tokens in prompts]),
+        elapsed_ms=elapsed,
+    )
+    assert ahead_ms(found, coming, 512) == pytest.approx(wanted)

@@ -342,7 +342,7 @@ class Interpreter(AbstractAsyncContextManager["Interpreter"]):
                 case JobPrefilled():
                     self._offer_ranges(assignment, self.pool.progress(assignment))
                     self._spans.prefilled(assignment)
-                    self._feed(PrefillDone(assignment, event.computed, event.drawing_ms))
+                    self._feed(PrefillDone(assignment, event.computed, event.drawing_ms, event.behind_ms))
                 case JobTokens():
                     self._offer_ranges(assignment, self.pool.progress(assignment, event.tokens))
                     self._feed(TokensDrawn(assignment, event.tokens, event.logprobs))

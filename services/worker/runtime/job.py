@@ -111,10 +111,14 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Prefilled:
-    """Part of the prompt was read: tokens [0, computed) are complete. Also sent for the last part, before its Token."""
+    """Part of the prompt was read: tokens [0, computed) are complete. Also sent for the last part, before its Token.
+
+    `ahead`: prompt rows of jobs that came before it in the same step.
+    """
 
     key: Hashable
     computed: int
+    ahead: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,11 +42,13 @@ class Lane:
         end = self.computed + count
         return Span(self.index, self.computed, self.tokens[self.computed : end], end == len(self.tokens))
 
-    def fed(self, span: Span) -> Sequence[Event]:
-        """Books the rows of a span as computed. A prompt's rows are reported; a decoding lane's by its Token."""
+    def fed(self, span: Span, ahead: int = 0) -> Sequence[Event]:
+        """Books the rows of a span as computed. A prompt's rows are reported, with those of others that were ahead; a
+        decoding lane's by its Token.
+        """
         reading = span.start < len(self.job.tokens)
         self.computed = span.end
-        return (Prefilled(self.job.key, self.computed),) if reading else ()
+        return (Prefilled(self.job.key, self.computed, ahead),) if reading else ()
 
     def drew(self, token: int, logprobs: TokenLogprobs | None) -> Sequence[Event]:
         """Appends the token drawn from the last row of a span just fed; with Finished where it was the last one."""

@@ -313,27 +313,28 @@ class DeviceLoop:
         except Exception as error:  # the device's error, whatever its type, belongs to this batch and not to the worker
             _log.exception("a forward pass over %d rows failed", sum(len(span.tokens) for span in spans))
             return [self._failed(span, error) for span in spans]
-        row = 0
-        for span in spans:
-            lane = self._lanes[span.lane]
+        row = ahead = 0
+        for number, span in enumerate(spans):
+            lane, before = self._lanes[span.lane], ahead
+            ahead += len(span.tokens) if number >= len(decodes) else 0
             if not span.wants_logits or logits is None:
-                events += lane.fed(span)
+                events += lane.fed(span, before)
                 continue
             try:
                 if top[row] != top[row]:
                     raise NotFiniteError(f"the logits at position {len(lane.tokens)} hold NaN")
-                events += self._draw(lane, span, logits[row], argmax[row])
+                events += self._draw(lane, span, before, logits[row], argmax[row])
             except Exception as error:  # a row's NaN, or a grammar's own error: this job's alone
                 _log.exception("no token could be drawn for job %r", lane.job.key)
                 events.append(self._failed(span, error))
             row += 1
         return events
 
-    def _draw(self, lane: Lane, span: Span, logits: Tensor, argmax: int) -> list[Event]:
+    def _draw(self, lane: Lane, span: Span, ahead: int, logits: Tensor, argmax: int) -> list[Event]:
         token = argmax if lane.sampler.takes_argmax else lane.sampler.choose(logits, len(lane.tokens))
         alternatives = lane.job.sampling.logprobs
         logprobs = None if alternatives is None else token_logprobs(logits, token, alternatives)
-        return [*lane.fed(span), *lane.drew(token, logprobs)]
+        return [*lane.fed(span, ahead), *lane.drew(token, logprobs)]
 
     def _failed(self, span: Span, error: Exception) -> Failed:
         """The rows of this span are not to be trusted: complete is what came before them."""

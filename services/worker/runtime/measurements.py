@@ -6,7 +6,8 @@ for iterations that also carried decoding lanes, since those stretch it.
 An iteration costs something however few its rows are: a decode step's time, about. A prompt's last iteration draws its
 first token, and whoever predicts a time to first token adds a decode step for that; so that step is taken off the
 iteration before its prompt rows are charged, or ten tokens would seem to cost as much each as a hundred do together.
-Of small iterations little is learnt: a sample counts by its rows.
+Of small iterations little is learnt, also where they are a bucket's first: a sample counts by its rows. Nor is much
+learnt of one that took far longer than those before it: a thread that was not run for a while says nothing of the work.
 """
 
 from __future__ import annotations
@@ -14,23 +15,29 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-_ALPHA = 0.1  # weight of the newest sample in the running mean
+_ALPHA = 0.1  # share of the older samples that one of weight 1 replaces
+_MOST = 2.0  # times the recent mean that a sample counts at most
 _SMALLEST_BUCKET = 256
 _LEAST = 0.1  # share of an iteration that its prompt rows are charged at least
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """`recent_ms`: exponentially weighted mean; `total_ms` over all `count` samples."""
+    """`recent_ms`: mean of samples that fade, by their weights; `weight`: what is left of those. `total_ms` over all
+    `count` samples.
+    """
 
     count: int = 0
     total_ms: float = 0.0
     recent_ms: float = 0.0
+    weight: float = 0.0
 
-    def add(self, ms: float, weight: float = 1.0) -> Timing:
-        """With one more sample."""
-        recent = ms if self.count == 0 else self.recent_ms + _ALPHA * weight * (ms - self.recent_ms)
-        return Timing(self.count + 1, self.total_ms + ms, recent)
+    def add(self, took_ms: float, weight: float = 1.0) -> Timing:
+        """With one more sample, of a weight from 0 to 1."""
+        ms = min(took_ms, _MOST * self.recent_ms) if self.count else took_ms
+        left = self.weight * (1 - _ALPHA) ** weight
+        recent = (left * self.recent_ms + weight * ms) / (left + weight)
+        return Timing(self.count + 1, self.total_ms + took_ms, recent, left + weight)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,3 +121,20 @@ def prompts_ms(timings: Sequence[tuple[int, Timing]], prompts: Sequence[tuple[in
         at = next((timing for longest, timing in timings if length <= longest), timings[-1][1] if timings else Timing())
         total += tokens * at.recent_ms
     return total
+
+
+def ahead_ms(found: Measurements, coming: Sequence[int], budget: int) -> float:
+    """What comes before the first row of one more prompt: all rows of the others, also of prompts that are still
+    `coming`, and the decode steps of the iterations that end before the one it has rows in, less what has passed of the
+    one under way. `budget`: rows of an iteration.
+    """
+    prompts = (*found.pending_prompts, *((tokens, tokens) for tokens in coming))
+    rows, ms = sum(tokens for tokens, _ in prompts), prompts_ms(prefill_timings(found), prompts)
+    steps, decoding, reading = found.decode_step_ms, found.decoding_lanes, found.prefilling_lanes
+    if found.elapsed_ms:
+        running = sum(tokens for tokens, _ in prompts[:reading])
+        # Prompts that end in it draw in it.
+        ms += step_ms(steps, decoding + (reading if running <= budget else 0))
+        rows -= min(running, budget)
+    ms += rows // budget * step_ms(steps, decoding + reading)
+    return max(0.0, ms - found.elapsed_ms)

@@ -1,0 +1,166 @@
+"""What first tokens take beyond the measured terms, learned from whole attempts: by tier, and each worker's way. Pure.
+
+Theory of operation
+===================
+
+An attempt costs something that no rate shows. Its offer goes to the worker and the first delta comes back (the *way*);
+it is handed to the device loop (the *handoff*); its pages are reserved, a restore looks its objects up, a first
+iteration of few rows takes longer than rows times their price (what is fixed of its *tier*). On a large model that is
+little beside a prompt. On a small one, or where nearly all of a prompt is resident, it is most of what there is, and
+the same for all requests that begin in the same way.
+
+Each is learned as a median over the last attempts: of what measured times had more than predictions, each weighing as
+much as a millisecond matters to it (1 / measured), so that half of all predictions are too high and half too low, in
+shares of what was measured. A median does not see the one attempt in ten that met a full disk or a scheduler.
+
+A wait is no part of it where one was predicted: a queue that is mispredicted says nothing of the tier. Handoff and
+tiers are learned for all workers of a model together: they tell tiers apart and never workers, so that nobody gets the
+work for having been lucky. A way is the worker's own, but believed only as far as it clearly differs from all ways of
+the model's workers (`corrections.believed`): else the first few attempts on a process that was still cold would keep
+it from getting any more, and so from being measured again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from statistics import median
+
+from libs.controller.corrections import believed
+from libs.controller.knobs import POLICY_KNOBS, PolicyKnobs
+from libs.controller.protocol import Candidate, Tier, Timings
+
+NOTHING = (0.0,) * len(Tier)
+_LEAST_MS = 0.1
+_LEAST_SHARE = 0.1  # of a first token's own time that a negative fixed time leaves
+_NORMAL = 1.4826  # a standard deviation over the median distance from the median, where errors are normal
+_MEDIAN = 1.2533  # the standard error of a median over that of a mean
+_READS = frozenset({Tier.RAM, Tier.SSD, Tier.PEER, Tier.OBJECT})
+
+Samples = deque[tuple[float, float]]
+"""Ms and weights, the oldest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Beyond:
+    """What one prediction had of it: of a model's tier, with the handoff; the handoff; of the worker, its way. Ms."""
+
+    fixed_ms: float = 0.0
+    handoff_ms: float = 0.0
+    way_ms: float = 0.0
+
+
+@dataclass(slots=True)
+class _Model:
+    tiers: dict[Tier, Samples] = field(default_factory=dict)
+    handoffs: Samples | None = None
+    ways: dict[str, deque[float]] = field(default_factory=dict)  # by worker
+    all_ways: deque[float] = field(default_factory=deque)
+    usual_way_ms: float = 0.0
+    handoff_ms: float = 0.0
+    fixed: dict[Tier, float] = field(default_factory=dict)
+    of: tuple[float, ...] = NOTHING
+
+
+class FixedCosts:
+    """By model. One that was never measured takes nothing."""
+
+    def __init__(self, knobs: PolicyKnobs = POLICY_KNOBS) -> None:
+        self.knobs = knobs
+        self._models: dict[str, _Model] = {}
+
+    def of(self, fingerprint: str) -> tuple[float, ...]:
+        """Ms of a first token, by tier: the handoff too."""
+        model = self._models.get(fingerprint)
+        return NOTHING if model is None else model.of
+
+    def way_ms(self, fingerprint: str, worker: str) -> float:
+        """To the worker and back, as far as believed."""
+        model = self._models.get(fingerprint)
+        own = None if model is None else model.ways.get(worker)
+        if model is None or not own:
+            return 0.0 if model is None else model.usual_way_ms
+        level = median(own)
+        scatter = _NORMAL * median([abs(one - level) for one in own])
+        # Of a few that happen to be equal nothing is known.
+        noise = _MEDIAN * (scatter + level / len(own)) / math.sqrt(len(own))
+        return believed(level, model.usual_way_ms, self.knobs.correction_doubt * noise)
+
+    def predicted(self, candidate: Candidate, way_ms: float) -> Beyond:
+        """What a candidate that is offered now has of it, whose worker's way was believed to be `way_ms`."""
+        model = self._models.get(candidate.fingerprint)
+        if model is None:
+            return Beyond(way_ms=way_ms)
+        fixed_ms = part_of(candidate.first_token_ms, model.of[candidate.tier])
+        return Beyond(fixed_ms, model.handoff_ms, way_ms)
+
+    def learn(self, candidate: Candidate, timings: Timings, way_ms: float, beyond: Beyond) -> None:
+        """One completed attempt, predicted with `beyond`. Its first token was measured with the way."""
+        knobs = self.knobs
+        if candidate.queue_ms > knobs.overload_queue_ms or timings.first_token_ms <= 0:
+            return
+        model = self._models.setdefault(candidate.fingerprint, _Model())
+        self._went(model, candidate.worker, way_ms)
+        tier = candidate.tier
+        measured = timings.prefill_ms + timings.first_token_ms
+        own = candidate.compute_tokens * candidate.prefill_ms_per_token + candidate.first_token_ms - beyond.fixed_ms
+        if tier in _READS:
+            if timings.restore_ms <= 0:
+                return  # what was to be restored had come meanwhile
+            measured += timings.restore_ms
+            own += candidate.load_ms + candidate.restore_ms
+        idle = candidate.queue_ms <= 0 and tier is not Tier.INFLIGHT
+        if idle:
+            measured += timings.queue_ms
+            own += beyond.handoff_ms
+            model.handoffs = self._more(model.handoffs, timings.queue_ms, measured)
+            model.handoff_ms = _median(model.handoffs)
+        model.tiers[tier] = self._more(model.tiers.get(tier), measured - own, measured)
+        model.fixed[tier] = _median(model.tiers[tier])
+        bound = knobs.fixed_bound_ms
+        model.of = tuple([min(bound, max(-bound, model.fixed.get(one, 0.0) + model.handoff_ms)) for one in Tier])
+
+    def forget(self, worker: str) -> None:
+        """Another process may be elsewhere."""
+        for model in self._models.values():
+            model.ways.pop(worker, None)
+
+    def _went(self, model: _Model, worker: str, way_ms: float) -> None:
+        for ways, most in (
+            (model.ways.setdefault(worker, deque()), self.knobs.way_window),
+            (model.all_ways, 4 * self.knobs.way_window),
+        ):
+            ways.append(way_ms)
+            if len(ways) > most:
+                ways.popleft()
+        model.usual_way_ms = median(model.all_ways)
+
+    def _more(self, samples: Samples | None, ms: float, measured_ms: float) -> Samples:
+        weight = 1 / max(_LEAST_MS, measured_ms)
+        if samples is None:
+            samples = deque([(0.0, weight)] * self.knobs.fixed_prior, self.knobs.fixed_window)
+        samples.append((ms, weight))
+        return samples
+
+
+def first_ms(own_ms: float, fixed_ms: float) -> float:
+    """A first token with what is fixed."""
+    return max(own_ms + fixed_ms, _LEAST_SHARE * own_ms)
+
+
+def part_of(first_token_ms: float, fixed_ms: float) -> float:
+    """How much of such a first token is the fixed time: less where all of a negative one would have left nothing."""
+    return max(fixed_ms, first_token_ms * (1 - 1 / _LEAST_SHARE))
+
+
+def _median(samples: Iterable[tuple[float, float]]) -> float:
+    """By weight: not less than half of it lies at or below."""
+    ordered = sorted(samples)
+    half, passed = sum([weight for _, weight in ordered]) / 2, 0.0
+    for value, weight in ordered:
+        passed += weight
+        if passed >= half * (1 - 1e-9):
+            return value
+    return ordered[-1][0]
