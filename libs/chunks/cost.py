@@ -3,8 +3,10 @@
 Reads overlap, and what matters to a restore is how fast its bytes come in all together. So the meter measures *busy
 periods*: from the moment a first read starts until none is under way (or a second has passed). Over the periods of n
 bytes and t ms it fits t = latency + n / rate by least squares of the relative error, so that short and long periods
-count alike, each observation weighing less than the next one by a constant factor. The guess stands in the fit as two
-faint observations, which decide as long as nothing else does.
+count alike, each observation weighing less than the next one by a constant factor. Relative to what was expected: by
+what was measured, quick reads would count more than slow ones of the same size, and the fit would be one of good luck.
+(Where the two are far apart it is half or twice the measured time, so that neither one stall nor a bad guess decides.)
+The guess stands in the fit as two faint observations, which decide as long as nothing else does.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from dataclasses import dataclass
 _KEEP = 0.85
 _GUESS_WEIGHT = 0.01
 _GUESSED_SIZES = (1, 8 << 20)
+_APART = 2.0
 _SHORTEST_MS = 0.01
 _FASTEST = 1e9  # bytes per ms
 _LONGEST_PERIOD_S = 1.0
@@ -58,7 +61,7 @@ class CostMeter:
         # Sums of the weights w, and of w·n, w·t, w·n², w·n·t.
         self._sums = (0.0, 0.0, 0.0, 0.0, 0.0)
         for size in _GUESSED_SIZES:
-            self._add(size, guess.ms(size), _GUESS_WEIGHT)
+            self._add(size, guess.ms(size), _GUESS_WEIGHT, guess.ms(size))
 
     def price(self) -> Price:
         with self._lock:
@@ -92,7 +95,8 @@ class CostMeter:
     def _observe(self, size: int, ms: float) -> None:
         if size <= 0 or ms <= 0:
             return
-        self._add(size, ms, 1.0)
+        expected_ms = self._price.ms(size)
+        self._add(size, ms, 1.0, min(max(expected_ms, ms / _APART), ms * _APART))
         w, n, t, nn, nt = self._sums
         spread = w * nn - n * n
         slope = (w * nt - n * t) / spread if spread > 0 else 0.0
@@ -103,8 +107,8 @@ class CostMeter:
             slope, latency = nt / nn, _SHORTEST_MS
         self._price = Price(latency, 1 / slope, self._price.samples + 1)
 
-    def _add(self, size: int, ms: float, weight: float) -> None:
-        weight /= ms * ms
+    def _add(self, size: int, ms: float, weight: float, relative_ms: float) -> None:
+        weight /= relative_ms * relative_ms
         terms = (1.0, size, ms, size * size, size * ms)
         w, n, t, nn, nt = (_KEEP * old + weight * term for old, term in zip(self._sums, terms, strict=True))
         self._sums = (w, n, t, nn, nt)

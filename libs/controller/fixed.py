@@ -10,8 +10,8 @@ little beside a prompt. On a small one, or where nearly all of a prompt is resid
 the same for all requests that begin in the same way.
 
 Each is learned as a median over the last attempts: of what measured times had more than predictions, each weighing as
-much as a millisecond matters to it (1 / measured), so that half of all predictions are too high and half too low, in
-shares of what was measured. A median does not see the one attempt in ten that met a full disk or a scheduler.
+much as a millisecond matters to it (1 / predicted), so that half of all predictions are too high and half too low. A
+median does not see the one attempt in ten that met a full disk or a scheduler.
 
 A wait is no part of it where one was predicted: a queue that is mispredicted says nothing of the tier. Handoff and
 tiers are learned for all workers of a model together: they tell tiers apart and never workers, so that nobody gets the
@@ -111,13 +111,16 @@ class FixedCosts:
                 return  # what was to be restored had come meanwhile
             measured += timings.restore_ms
             own += candidate.load_ms + candidate.restore_ms
+        # Whoever is loaded while lanes decode waits again for what is left of their step, and that was not predicted.
+        hidden = tier in _READS and candidate.load_ms >= candidate.queue_ms
         idle = candidate.queue_ms <= 0 and tier is not Tier.INFLIGHT
-        if idle:
+        if idle or hidden:
             measured += timings.queue_ms
             own += beyond.handoff_ms
-            model.handoffs = self._more(model.handoffs, timings.queue_ms, measured)
+        if idle:
+            model.handoffs = self._more(model.handoffs, timings.queue_ms, own)
             model.handoff_ms = _median(model.handoffs)
-        model.tiers[tier] = self._more(model.tiers.get(tier), measured - own, measured)
+        model.tiers[tier] = self._more(model.tiers.get(tier), measured - own, own)
         model.fixed[tier] = _median(model.tiers[tier])
         bound = knobs.fixed_bound_ms
         model.of = tuple([min(bound, max(-bound, model.fixed.get(one, 0.0) + model.handoff_ms)) for one in Tier])
@@ -137,8 +140,8 @@ class FixedCosts:
                 ways.popleft()
         model.usual_way_ms = median(model.all_ways)
 
-    def _more(self, samples: Samples | None, ms: float, measured_ms: float) -> Samples:
-        weight = 1 / max(_LEAST_MS, measured_ms)
+    def _more(self, samples: Samples | None, ms: float, predicted_ms: float) -> Samples:
+        weight = 1 / max(_LEAST_MS, predicted_ms)
         if samples is None:
             samples = deque([(0.0, weight)] * self.knobs.fixed_prior, self.knobs.fixed_window)
         samples.append((ms, weight))

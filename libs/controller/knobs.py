@@ -60,7 +60,7 @@ class PolicyKnobs:
     correction_floor_ms: float = 1.0  # predictions smaller than this teach nothing
     correction_most: float = 3.0  # times its prediction that a measured time counts at most
     way_window: int = 15  # attempts on a worker whose median way to it and back counts
-    fixed_window: int = 31  # attempts of a model and tier whose median counts as what is fixed of their first tokens
+    fixed_window: int = 15  # attempts of a model and tier whose median counts as what is fixed of their first tokens
     fixed_prior: int = 3  # of them that are thought to have had nothing of it before the first
     fixed_bound_ms: float = 100.0  # more than that is not believed
     cost_share: float = 0.05  # of what is believed of a worker's costs that a heartbeat replaces; more of the first few

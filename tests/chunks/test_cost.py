@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -64,3 +66,12 @@ def test_it_converges(latency: float, rate: float, sizes: list[int]) -> None:
     price = meter.price()
     for size in (1, 10**7):
         assert price.ms(size) == pytest.approx(latency + size / rate, rel=0.15)
+
+
+def test_what_varies_is_expected_to_take_its_usual_time_and_a_stall_is_not() -> None:
+    draw, meter, found = random.Random(1), CostMeter(Price(5.0, 1e5)), list[float]()
+    for number in range(400):
+        taken = (10.0 + 1e6 / 1e5) * draw.lognormvariate(0.0, 0.5)
+        meter.observe(1_000_000, taken * (50 if number % 20 == 0 else 1))
+        found.append(meter.price().ms(1_000_000))
+    assert sum(found[50:]) / 350 == pytest.approx(20.0, rel=0.2)
