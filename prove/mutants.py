@@ -47,7 +47,7 @@ _ANSWERS = (_RT.REPLY_ACCEPTED, _RT.REPLY_DECLINED, _RT.OFFER_TIMEOUT)
 ROUTER_KEPT_OUT = [
     *(
         (phase, trigger)
-        for phase in (_R.WAITING, *_LIVE)
+        for phase in (_R.WAITING, _R.HELD, *_LIVE)
         for trigger in _PLANS
         if (phase, trigger) != (_R.STREAMING, _RT.PLAN_IMPOSSIBLE)
     ),

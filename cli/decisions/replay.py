@@ -13,7 +13,8 @@ from enum import Enum
 
 from cli.decisions.records import tier_word
 from libs.contracts.segue.v1 import catalog_pb2 as pb
-from libs.controller.policy import rank, ttft_ms
+from libs.controller.knobs import POLICY_KNOBS
+from libs.controller.policy import Draw, rank, ttft_ms
 from libs.controller.protocol import Candidate, RankedCandidate
 from libs.controller.wire_fields import from_proto
 
@@ -60,7 +61,9 @@ def replay(record: pb.DecisionRecord) -> Replayed:
     places = {id(option): place for place, option in enumerate(options)}
     # Neither the recorded order nor its reverse: what the policy does not decide must not look decided.
     shuffled = sorted(options, key=lambda option: (option.candidate.cached_tokens, -option.candidate.epoch))
-    order = tuple(places[id(option)] for option in rank(record.request_id, shuffled, tuple(record.avoid)))
+    draw = Draw(record.drawn_by, record.seat, record.band_ms)
+    ranked = rank(record.request_id, shuffled, tuple(record.avoid), POLICY_KNOBS, draw)
+    order = tuple(places[id(option)] for option in ranked)
     scores = tuple(option.candidate.ttft_ms for option in options)
     return Replayed(order, scores, tuple(_differences(record, order, scores)))
 

@@ -47,6 +47,8 @@ def decision(record: pb.DecisionRecord) -> None:
     head.add_row("model", f"{record.model} ({record.fingerprint[:16]})")
     head.add_row("prompt", f"{record.prompt_tokens} tokens{resumed}")
     head.add_row("facts", f"etcd's revision {record.facts_revision}" if record.facts_revision else "from memory")
+    if record.held_ms:
+        head.add_row("held", f"{_ms(record.held_ms)} ms, while others computed a prefix of it")
     if record.avoid:
         head.add_row("avoided", ", ".join(record.avoid))
     if record.pruned:

@@ -44,6 +44,7 @@ class Prefixes:
     size: int
     device: Ints = field(init=False)  # the longest boundary in device pages
     own: Ints = field(init=False)  # in any tier of its own, running prefills included
+    settled: int = 0  # the most of it that any has in a tier of its own, running prefills apart
     names: dict[int, str] = field(default_factory=dict)
     coming: dict[int, list[tuple[int, str, float]]] = field(default_factory=dict)  # boundary, name, arrival
 
@@ -66,6 +67,7 @@ class Prefixes:
         if index.tail_ends:
             self._find_tails(request, chain, runs[: knobs.tail_parents], index)
         np.maximum(self.own, self.device, out=self.own)
+        self.settled = int(self.own.max()) if self.size else 0
         for slot, boundaries in self.coming.items():
             self.own[slot] = max(self.own[slot], max(boundaries)[0])
 
@@ -162,9 +164,10 @@ def considered(
     wanted: int,
     now_ms: float,
     knobs: PolicyKnobs,
+    drawn_by: str,
 ) -> Verdict[list[tuple[float, int]]]:
     """The slots worth scoring exactly, with their bounds, ascending: the best of those that hold something, and of the
-    others. `fixed`: by tier, of first tokens.
+    others. `fixed`: by tier, of first tokens; `drawn_by`: the name by which near ties are drawn.
     """
     slots = np.nonzero(able)[0]
     if len(slots) <= _UNBOUNDED:
@@ -184,7 +187,7 @@ def considered(
         over = len(slots) - most
         if over > 0:
             out["bound"] = out.get("bound", 0) + over
-            slots = slots[_least(bound[slots], table.hashes[slots], request.request_id, most, knobs)]
+            slots = slots[_least(bound[slots], table.hashes[slots], drawn_by, most, knobs)]
         chosen += zip(bound[slots].tolist(), slots.tolist(), strict=True)
     return Verdict(sorted(chosen), out)
 
@@ -213,7 +216,7 @@ def _bounds(own: Ints, table: Table, shared: Shared | None, length: int, now_ms:
     return np.where(may, bound + np.minimum(0.0, values[rows.LATENCY + _GPU] + np.minimum(whole, part)), bound)
 
 
-def _least(bounds: Floats, names: Hashes, request_id: str, most: int, knobs: PolicyKnobs) -> Ints:
+def _least(bounds: Floats, names: Hashes, drawn_by: str, most: int, knobs: PolicyKnobs) -> Ints:
     """The `most` least; where more are within the band of the least, those the near-tie draw prefers."""
     near = np.nonzero(bounds <= policy.band_ms(float(bounds.min()), knobs))[0]
     taken = near[:0]
@@ -223,7 +226,7 @@ def _least(bounds: Floats, names: Hashes, request_id: str, most: int, knobs: Pol
         near = np.nonzero(bounds == last)[0]
         most -= len(taken)
     if len(near) > most:
-        draws = _mixed(names[near] ^ np.uint64(policy.name_hash(request_id)))
+        draws = _mixed(names[near] ^ np.uint64(policy.name_hash(drawn_by)))
         near = near[np.argsort(draws, kind="stable")[:most]]
     return np.concatenate([taken, near])
 

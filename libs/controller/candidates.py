@@ -19,6 +19,8 @@ so that a stale GPU candidate leaves something to fall back to; recompute. Of on
 boundary survives (the others cannot win: `dominated`), and no restore below the worker's measured break-even
 (`break-even`).
 
+A plan may say that none of its candidates should be asked yet, because others compute what they would (`holding`).
+
 Feasibility is a hard constraint: epoch (the view is of one process), model, context, capacity, not draining.
 Exactness holds by construction: a hash names all tokens before it.
 """
@@ -30,8 +32,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+import numpy as np
+
 from libs.continuation import chain as chains
-from libs.controller import bounds, policy
+from libs.controller import bounds, holding, policy
 from libs.controller.bounds import Prefixes
 from libs.controller.catalog_facts import Model, Node
 from libs.controller.corrections import Correction
@@ -41,8 +45,9 @@ from libs.controller.knobs import PolicyKnobs
 from libs.controller.peers import Named
 from libs.controller.protocol import Candidate, GenerationRequest, Heartbeat, Pruned, RankedCandidate
 from libs.controller.residency import key_of
-from libs.controller.router_events import Obstacle, ObstacleKind, Plan
-from libs.controller.sources import Link, Sources
+from libs.controller.router_events import Herd, Obstacle, ObstacleKind, Plan
+from libs.controller.sources import Link, Sources, group_bytes
+from libs.controller.table import Flags
 from libs.controller.ways import Way, Ways
 
 _NOWHERE = "0" * 64  # the salt of no tenant
@@ -77,10 +82,11 @@ def plan(
     now_ms: float,
     avoid: Sequence[str] = (),
     knobs: PolicyKnobs | None = None,
+    herd: Herd | None = None,
 ) -> Plan:
     """Ranked candidates, at most `knobs.ranked`, or the obstacle. `variants` in the name's order; empty = unknown.
 
-    `knobs`: the fleet's by default.
+    `knobs`: the fleet's by default; `herd`: where the request was held before.
     """
     if not variants:
         detail = f"model {request.model!r} is not known: list the served names with ListModels"
@@ -88,7 +94,7 @@ def plan(
     knobs = knobs or fleet.knobs
     pruned: Counter[str] = Counter()
     served = Counter[str]()  # workers of any of the variants, by what came of them
-    planned = [_Planning(request, entry, fleet, now_ms, knobs, pruned, served) for entry in variants]
+    planned = [_Planning(request, entry, fleet, now_ms, knobs, pruned, served, herd) for entry in variants]
     # Who is to be avoided comes last whatever it would take: then all are looked at.
     most = knobs.ranked if not avoid else None
     made = [(one, found) for one in planned if (found := one.ways(most)) is not None]
@@ -100,13 +106,40 @@ def plan(
         scores.append(
             (worker in shunned, way.ttft_ms, worker, int(way.tier), way.boundary, one.entry.model.fingerprint)
         )
-    best = policy.order(request.request_id, scores, knobs)[: knobs.ranked]
+    draw = made[0][0].draw if made else policy.BY_REQUEST
+    best = policy.order(request.request_id, scores, knobs, draw)
+    hold, leads = None, False
+    if best:
+        first, chosen = ways[best[0]]
+        asked = first.asked()
+        every = next(found.found for one, found in made if one is first)
+        leads = holding.leads(asked, chosen, first.entry.chain.full_end)
+        if holding.worth_asking(first.prefixes, herd):
+            hold = holding.hold(asked, chosen, every)
+            dealt = holding.drawn(asked, chosen, every)
+            if hold is not None:
+                pruned["held"] += sum([way.boundary < hold.tokens for way in every])
+            elif dealt is not None and dealt != draw:
+                draw = dealt
+                # Dealt among those that are kept, so that what is recorded is dealt the same; a worker's best goes first.
+                best = _by_worker(best, scores)[: knobs.ranked]
+                kept = policy.order(request.request_id, [scores[index] for index in best], knobs, draw)
+                best = [best[place] for place in kept]
+    best = best[: knobs.ranked]
     pruned["rank"] += sum([len(found.found) for _, found in made]) - len(best)
     counts = tuple([Pruned(reason, pruned[reason]) for reason in sorted(pruned) if pruned[reason]])
     if best:
         ranked = tuple([ways[index][0].option(ways[index][1]) for index in best])
-        return Plan(ranked, counts)
+        return Plan(ranked, counts, hold=hold, leads=leads, draw=draw)
     return Plan(pruned=counts, obstacle=_obstacle(request, variants, served))
+
+
+def _by_worker(order: Sequence[int], scores: Sequence[policy.Score]) -> list[int]:
+    """Every worker's first, then the others."""
+    firsts: dict[str, int] = {}
+    for index in order:
+        firsts.setdefault(scores[index][2], index)
+    return [*firsts.values(), *[index for index in order if firsts[scores[index][2]] != index]]
 
 
 def _obstacle(request: GenerationRequest, variants: Sequence[Variant], served: Counter[str]) -> Obstacle:
@@ -137,7 +170,9 @@ class _Planning:
         knobs: PolicyKnobs,
         pruned: Counter[str],
         served: Counter[str],
+        herd: Herd | None,
     ) -> None:
+        self.herd, self.draw, self.able = herd, policy.BY_REQUEST, 0
         self.request, self.entry, self.fleet = request, entry, fleet
         self.now_ms, self.knobs, self.pruned, self.served = now_ms, knobs, pruned, served
         self.index, self.table = fleet.index, fleet.table()
@@ -165,8 +200,11 @@ class _Planning:
         prefixes.find(request, self.entry.chain, self.keys, sources, self.index, knobs)
         able = self._counted(bounds.feasible(serving, table, self.wanted))
         fixed = self.fleet.fixed.of(self.entry.model.fingerprint)
+        self.able = int(np.count_nonzero(able))
+        self.draw = self._drawn(able)
+        by = self.draw.name or request.request_id
         slots = self._counted(
-            bounds.considered(able, prefixes.own, table, sources, fixed, request, self.wanted, now_ms, knobs)
+            bounds.considered(able, prefixes.own, table, sources, fixed, request, self.wanted, now_ms, knobs, by)
         )
         found = Ways(table, prefixes, sources, fixed, self.length, self.wanted, request.processed, now_ms, knobs, most)
         found.look_at(slots)
@@ -178,6 +216,27 @@ class _Planning:
         self.served["capacity"] += unable
         self.served["feasible"] -= unable
         return found
+
+    def _drawn(self, able: Flags) -> policy.Draw:
+        """By the first chunk that nobody has, where so much is to be computed that others may come to wait for it."""
+        if self.herd is not None:
+            return policy.Draw(self.herd.prefix)
+        entry, settled = self.entry, self.prefixes.settled
+        if entry.nodes:
+            settled = max(settled, entry.nodes[-1].chunk.end)
+        new = entry.chain.full_end - settled
+        if new <= 0 or not self.able:
+            return policy.BY_REQUEST
+        if new * float(self.table.per_token(self.length)[able].min()) < self.knobs.hold_least_ms:
+            return policy.BY_REQUEST
+        return policy.Draw(next(chunk.hash for chunk in entry.chain.chunks if chunk.end > settled))
+
+    def asked(self) -> holding.Request:
+        """As `holding` wants to know it."""
+        size = sum([group_bytes(group) for group in self.entry.model.groups])
+        return holding.Request(
+            self.length, size, self.able, self.prefixes, self.fleet, self.table, self.now_ms, self.knobs, self.herd
+        )
 
     def _counted(self, verdict: bounds.Verdict[_T]) -> _T:
         """What is left, the others counted."""

@@ -50,10 +50,10 @@ def from_residency(request: GenerationRequest, plan: Plan, avoid: Sequence[str],
     """A covered request's plan cut down to what is resident; None where that would change its choice."""
     resident = [option for option in plan.ranked if option.candidate.tier is Tier.GPU]
     # Ranked among themselves: without the others the band of near ties may reach farther.
-    ranked = rank(request.request_id, resident, avoid, knobs)
-    if not ranked or ranked[0] != plan.ranked[0]:
+    ranked = rank(request.request_id, resident, avoid, knobs, plan.draw)
+    if plan.hold is not None or not ranked or ranked[0] != plan.ranked[0]:
         return None
-    return Plan(ranked, plan.pruned, partial=True)
+    return Plan(ranked, plan.pruned, partial=True, draw=plan.draw)
 
 
 def _may_begin(fleet: Fleet, worker: str, now_ms: float, knobs: FactKnobs) -> bool:

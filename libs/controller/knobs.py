@@ -11,7 +11,9 @@ class RouterKnobs:
 
     offer_timeout_ms: float = 500.0  # an offer not answered by then is cancelled and the next candidate tried
     default_deadline_ms: float = 600_000.0  # of a request that brings none
-    attempts: int = 6  # attempts that failed (capacity declines apart) after which the request fails
+    offers_unanswered: int = 8  # offers one worker process may leave unanswered; more requests for it are held
+    attempts: int = 6  # attempts that failed (declines for want of capacity and offers nobody answered apart) after
+    # which the request fails
     worker_losses: int = 2  # losses of its worker after which a request fails with its id; unanswered offers count half
     drop_window_ms: float = 2_000.0  # a route dropped this shortly before its process was lost was lost with it
     prompt_crashes: int = 2  # crashes with one whole prompt outstanding after which the prompt rests
@@ -74,6 +76,10 @@ class PolicyKnobs:
     considered: int = 32  # workers with something of the chain that are scored exactly, best by a bound
     considered_others: int = 12  # and of those without
     peers_named: int = 4  # peers with a chunk in memory that an offer names
+    prefix_copies: int = 2  # workers that may compute one long prefix at a time; further requests with it are held
+    hold_least_ms: float = 300.0  # computing time from which on a prefix is long enough to wait for
+    hold_gain: float = 4.0  # by what factor it must exceed the time of reading the prefix from a peer
+    hold_grace_ms: float = 250.0  # patience beyond the predicted arrival: the copy to memory, and the word of it
     tail_parents: int = 4  # chunk ends after which resident tails are looked for
 
 

@@ -6,13 +6,15 @@ Loading a lower tier runs off the device loop and overlaps the queue, hence the 
 itself has measured, and what it measures wrong persistently is corrected (`corrections`).
 
 Candidates within 1 % or 2 ms of the best are ordered by rendezvous hash of (request id, worker): deterministic and
-replayable, and two routers with one snapshot do not herd.
+replayable, and two routers with one snapshot do not herd. Who would compute a long prefix that nobody has draws by the
+prefix instead, so that routers that do not talk choose one worker for it; who was held for such a prefix is dealt a
+seat (`Draw`, and see `holding`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from blake3 import blake3
@@ -85,20 +87,41 @@ Score = tuple[bool, float, str, int, int, str]
 """What a candidate is ranked by: to be avoided, ttft_ms, worker, tier, cached tokens, fingerprint."""
 
 
-def order(request_id: str, scores: Sequence[Score], knobs: PolicyKnobs = POLICY_KNOBS) -> list[int]:
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """How near ties are drawn. `name`: hashed with each worker, "" = the request's id; `seat`: the workers' order is
+    turned by so many places; `band_ms`: how far beyond the best near ties reach at least.
+    """
+
+    name: str = ""
+    seat: int = 0
+    band_ms: float = 0.0
+
+
+BY_REQUEST = Draw()
+
+
+def order(
+    request_id: str, scores: Sequence[Score], knobs: PolicyKnobs = POLICY_KNOBS, draw: Draw = BY_REQUEST
+) -> list[int]:
     """Indices of the scores, best first. Total and deterministic, whatever the order of `scores`."""
     ordered = sorted(range(len(scores)), key=scores.__getitem__)
     if not ordered:
         return []
     shunned, best_ms, *_ = scores[ordered[0]]
-    limit = band_ms(best_ms, knobs)
+    limit = max(band_ms(best_ms, knobs), best_ms + draw.band_ms)
     near = 1
     while near < len(ordered) and scores[ordered[near]][1] <= limit and scores[ordered[near]][0] == shunned:
         near += 1
     if near == 1:
         return ordered
     # Within the band the worker is drawn by hash; of one worker's own candidates the quickest stays first.
-    band = sorted(ordered[:near], key=lambda index: rendezvous(request_id, scores[index][2]))
+    name = draw.name or request_id
+    band = sorted(ordered[:near], key=lambda index: rendezvous(name, scores[index][2]))
+    if draw.seat:
+        workers = list(dict.fromkeys([scores[index][2] for index in band]))
+        places = {worker: (place - draw.seat) % len(workers) for place, worker in enumerate(workers)}
+        band.sort(key=lambda index: places[scores[index][2]])
     return band + ordered[near:]
 
 
@@ -108,12 +131,16 @@ def band_ms(best_ms: float, knobs: PolicyKnobs) -> float:
 
 
 def rank(
-    request_id: str, options: Sequence[RankedCandidate], avoid: Sequence[str], knobs: PolicyKnobs = POLICY_KNOBS
+    request_id: str,
+    options: Sequence[RankedCandidate],
+    avoid: Sequence[str],
+    knobs: PolicyKnobs = POLICY_KNOBS,
+    draw: Draw = BY_REQUEST,
 ) -> tuple[RankedCandidate, ...]:
     """Best first. Workers in `avoid` come behind all others. Total and deterministic, whatever the input's order."""
     shunned = frozenset(avoid)
     scores = [score_of(option.candidate, shunned) for option in options]
-    return tuple(options[index] for index in order(request_id, scores, knobs))
+    return tuple(options[index] for index in order(request_id, scores, knobs, draw))
 
 
 def score_of(candidate: Candidate, shunned: frozenset[str]) -> Score:

@@ -12,10 +12,16 @@ What it guarantees for every `Submitted`, whatever workers and networks do, as l
 Overload: a request that no worker can take now waits in the fair queue; `CapacityFreed` opens a *wave* that wakes
 waiters in fair order. A slot that a waiter cannot use passes on to the next one, each waiter at most once per wave.
 A newcomer is planned at once (an impossible request must fail at once) but takes its place behind those who wait.
+
+Of one worker only so many offers are unanswered at a time; whoever else would go there is held until it answers and
+then planned anew (`offer_windows`). A request that would compute what others compute already is held until it can be
+fetched (`holding`, `prefix_holds`). An offer that nobody answers in time speaks against nobody: like a decline for want
+of room it spends no attempt, and a request that finds nobody else waits; its deadline bounds that.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 from libs.controller.errors import ControllerBugError
@@ -48,9 +54,11 @@ from libs.controller.router_events import (
     CapacityFreed,
     DeadlineReached,
     DeltaReceived,
+    HoldExpired,
     Loss,
     OfferTimedOut,
     Planned,
+    PrefixesReported,
     ReplyReceived,
     RequestCancelled,
     ResultReceived,
@@ -83,6 +91,16 @@ class RouterMachine(RouterActions):
         """Requests in the fair queue."""
         return len(self._queue)
 
+    @property
+    def held(self) -> int:
+        """Requests that have a plan and are not offered yet."""
+        return len(self._windows) + len(self._holds)
+
+    @property
+    def awaited(self) -> Collection[str]:
+        """The prefixes that requests are held for: news of them in a heartbeat is to be fed as `PrefixesReported`."""
+        return self._holds.prefixes
+
     def phase(self, request_id: str) -> Phase:
         """Where a request is; DONE also if it never was here."""
         state = self._requests.get(request_id)
@@ -114,9 +132,26 @@ class RouterMachine(RouterActions):
             case OfferTimedOut():
                 state = self._active(event, event.assignment)
                 if state is not None and self._step(state, Trigger.OFFER_TIMEOUT, event):
-                    self._over(state, Outcome.TIMED_OUT, "offer not answered in time", cancel=True, avoid=True)
+                    # Nobody refused: its worker has more to do than to answer. As where there is no room.
+                    detail = "offer not answered in time"
+                    self._over(state, Outcome.TIMED_OUT, detail, cancel=True, spent=False, starved=True, avoid=True)
                     self._offer_next(state)
+            case HoldExpired():
+                state = self._live(event, event.request_id)
+                stale = state is not None and event.plan_id != state.plan_id
+                if (
+                    state is not None
+                    and not self.fence.stops(RouterFence.STALE_PLAN, stale, event)
+                    and self._step(state, Trigger.HOLD_OVER, event)
+                ):
+                    self._release(state, expired=True)
+            case PrefixesReported():
+                for request_id in self._holds.told((event.worker, event.epoch), event.prefixes):
+                    state = self._requests[request_id]
+                    if self._step(state, Trigger.PREFIX_NEWS, event):
+                        self._release(state)
             case WorkerUnavailable():
+                self._stirred.append((event.worker, event.epoch))
                 self._unavailable(event)
             case RouteDropped():
                 state = self._active(event, event.assignment, event.worker, event.epoch)
@@ -198,6 +233,9 @@ class RouterMachine(RouterActions):
             state.remaining = list(range(len(state.ranked)))
             state.planned_ms, state.planned_at_index, state.planned_avoid = self._now, state.delivered, state.avoid
             state.records, state.starved = [], True
+            if plan.hold is not None and self._hold_for_prefix(state, plan.hold):
+                state.ranked, state.remaining = (), []
+                return
             newcomer = not state.admitted and state.waiter is None
             if newcomer and len(self._queue):
                 state.ranked, state.remaining = (), []

@@ -15,6 +15,8 @@ from libs.controller.errors import ControllerBugError
 from libs.controller.fair_queue import FairQueue, Refusal, Waiter
 from libs.controller.fences import Fence
 from libs.controller.knobs import ROUTER_KNOBS, RouterKnobs
+from libs.controller.offer_windows import OfferWindows, Process
+from libs.controller.prefix_holds import PrefixHolds
 from libs.controller.prompt_guard import PromptGuard, prompt_hash
 from libs.controller.protocol import (
     AssignmentId,
@@ -47,9 +49,7 @@ from libs.controller.router_effects import (
     TimerKind,
     Unbooked,
 )
-from libs.controller.router_events import (
-    Submitted,
-)
+from libs.controller.router_events import Herd, Hold, Submitted
 from libs.controller.router_state import Attempt, RequestState
 from libs.controller.router_table import TABLE, Phase, Trigger
 
@@ -68,6 +68,9 @@ class RouterActions:
         self._hash_prompt = hash_prompt
         self._guard = PromptGuard(knobs.prompt_crashes, knobs.prompt_rest_ms, knobs.prompts_remembered)
         self._queue = FairQueue(knobs.queue, knobs.queue_per_tenant, dict(knobs.tenant_weights))
+        self._holds = PrefixHolds()
+        self._stirred: list[Process] = []  # whose leading attempts ended in this step, or which are gone
+        self._windows = OfferWindows(knobs.offers_unanswered, knobs.queue, dict(knobs.tenant_weights))
         self._requests: dict[str, RequestState] = {}
         self._by_process: dict[tuple[str, int], dict[str, None]] = {}  # (worker, epoch) -> requests active there
         # (worker, epoch) -> routes dropped there of late: (time, request, what a loss would say against it)
@@ -81,10 +84,11 @@ class RouterActions:
         self.reached: Counter[tuple[Phase, Trigger, Phase]] = Counter()  # transitions taken, for coverage
 
     def _begin(self, now_ms: float) -> None:
-        self._now, self._out, self._entered = now_ms, [], []
+        self._now, self._out, self._entered, self._stirred = now_ms, [], [], []
 
     def _finish(self) -> list[RouterEffect]:
         """Every action must have left its request where the table says it may."""
+        self._look_at_held()
         for state, before, trigger in self._entered:
             self.reached[before, trigger, state.phase] += 1
             if state.phase not in TABLE[before, trigger]:
@@ -116,9 +120,11 @@ class RouterActions:
             state.plan_id = self._plans
             state.phase = Phase.PLANNING
             request = state.attempt_request(self._now)
-            self._out.append(
-                PlanRequested(request.request_id, state.plan_id, request, state.fingerprint, state.avoid, fresh, whole)
-            )
+            herd = state.herd
+            if herd is not None:
+                herd = replace(herd, patience_ms=max(0.0, state.held_at_ms + herd.patience_ms - self._now))
+            wanted = PlanRequested(request.request_id, state.plan_id, request, state.fingerprint, state.avoid, fresh)
+            self._out.append(replace(wanted, whole=whole, herd=herd))
 
     def _offer_next(self, state: RequestState) -> None:
         """Offers to the best candidate left, or goes on without one."""
@@ -136,16 +142,22 @@ class RouterActions:
             else:
                 self._plan(state, fresh=True, whole=partial)
             return
-        choice = state.remaining.pop(0)
-        option = state.ranked[choice]
+        option = state.ranked[state.remaining[0]]
         candidate = option.candidate
+        process = (candidate.worker, candidate.epoch)
+        if not self._windows.open(state.request.request_id, process):
+            self._hold(state, process)
+            return
+        choice = state.remaining.pop(0)
         state.attempt_number += 1
         state.admitted = True
         request = state.attempt_request(self._now)
         assignment = AssignmentId(request.request_id, state.attempt_number)
         state.active = state.last = Attempt(assignment, choice, candidate, self._now)
         state.phase = Phase.OFFERED
-        self._by_process.setdefault((candidate.worker, candidate.epoch), {})[request.request_id] = None
+        self._by_process.setdefault(process, {})[request.request_id] = None
+        self._windows.settled(request.request_id)
+        self._windows.sent(process)
         # The worker holds the queue it counts itself against this one: corrected, a worker that overestimates its queue
         # would decline every offer.
         offered = replace(candidate, queue_ms=option.uncorrected_queue_ms)
@@ -157,8 +169,63 @@ class RouterActions:
             SendOffer(candidate.worker, offer),
         ]
 
+    def _hold(self, state: RequestState, process: Process) -> None:
+        """Until the worker it would go to has answered another offer; then it is planned anew."""
+        self._windows.settled(state.request.request_id)
+        if self._windows.hold(_waiter(state), process) is None:
+            state.phase = Phase.HELD
+            return
+        text = f"{self.knobs.queue} requests wait for an answer of its worker already; try again later"
+        self._record(state)
+        self._fail(state, StatusCode.RESOURCE_EXHAUSTED, text)
+
+    def _hold_for_prefix(self, state: RequestState, hold: Hold) -> bool:
+        """Until others have computed what it would compute; False if too many are held already."""
+        if len(self._holds) >= self.knobs.queue:
+            return False
+        request_id = state.request.request_id
+        self._windows.settled(request_id)
+        if state.herd is None:
+            state.herd = Herd(hold.prefix, hold.tokens, self._holds.seat(hold), hold.alone_ms)
+            state.held_at_ms = self._now
+        else:
+            state.herd = replace(state.herd, prefix=hold.prefix, tokens=hold.tokens)
+        self._holds.add(request_id, hold)
+        state.phase = Phase.HELD
+        self._out.append(SetTimer(TimerId(TimerKind.HOLD, request_id, state.plan_id), hold.wait_ms))
+        if state.waiter is not None:  # it was trying a slot: the next one may
+            state.waiter = None
+            self._pass_slot(state.passes)
+        return True
+
+    def _release(self, state: RequestState, *, expired: bool = False) -> None:
+        """What it was held for is there, late or lost: it is planned anew, and may be held again."""
+        self._unhold(state, expired=expired)
+        state.held_ms = self._now - state.held_at_ms
+        self._plan(state, fresh=False)
+
+    def _unhold(self, state: RequestState, *, expired: bool = False) -> None:
+        request_id = state.request.request_id
+        if self._holds.remove(request_id) and not expired:
+            self._out.append(CancelTimer(TimerId(TimerKind.HOLD, request_id, state.plan_id)))
+
+    def _look_at_held(self) -> None:
+        """Whoever is held for a window that is open now may use it; whose leaders have failed looks for others."""
+        for process in self._stirred:
+            for held in self._holds.led_by(process):
+                state = self._requests[held]
+                if self._enter(state, Trigger.PREFIX_NEWS):
+                    self._release(state)
+        while (request_id := self._windows.next()) is not None:
+            state = self._requests[request_id]
+            if not self._enter(state, Trigger.WINDOW_OPEN):
+                raise ControllerBugError(state.phase.value, Trigger.WINDOW_OPEN.value, "it is not held")
+            self._record(state)
+            self._plan(state, fresh=state.plan.partial)
+
     def _accept(self, state: RequestState) -> None:
         attempt = must_have(state)
+        self._windows.answered((attempt.candidate.worker, attempt.candidate.epoch))
         state.phase = Phase.ACCEPTED
         state.waiter = None  # its slot is used
         timer = TimerId(TimerKind.OFFER, attempt.assignment.request_id, attempt.assignment.attempt)
@@ -205,7 +272,10 @@ class RouterActions:
                 attempt.timings,
             )
         )
+        if state.plan.leads and not attempt.delivered:
+            self._stirred.append((candidate.worker, candidate.epoch))
         if state.phase is Phase.OFFERED:
+            self._windows.answered((candidate.worker, candidate.epoch))
             self._out.append(CancelTimer(TimerId(TimerKind.OFFER, assignment.request_id, assignment.attempt)))
         if cancel:
             self._out.append(SendCancel(candidate.worker, Cancel(assignment, candidate.epoch)))
@@ -218,18 +288,14 @@ class RouterActions:
     def _wait(self, state: RequestState) -> bool:
         """Puts the request into the queue; False if a bound forbids it, which ends the request."""
         waiter, state.waiter = state.waiter, None
-        request = state.request
+        self._windows.settled(state.request.request_id)
         if waiter is not None:
             state.phase = Phase.WAITING
             self._queue.restore(waiter)
             self._visited.add(waiter.key)
             self._pass_slot(state.passes)
             return True
-        cost = float(len(request.tokens) + request.max_new_tokens)
-        waiter = Waiter(
-            -request.priority, state.arrival, request.request_id, request.tenant, cost, bool(state.generated)
-        )
-        refusal = self._queue.add(waiter)
+        refusal = self._queue.add(_waiter(state))
         if refusal is None:
             state.phase = Phase.WAITING
             return True
@@ -298,6 +364,8 @@ class RouterActions:
         """The one place where a request ends."""
         request_id = state.request.request_id
         self._record(state)
+        self._windows.discard(request_id)
+        self._unhold(state)
         state.phase = Phase.DONE
         del self._requests[request_id]
         self._out += [
@@ -315,6 +383,13 @@ class RouterActions:
         if state.records:
             self._out.append(RecordDecision(state.decision()))
         state.records = []
+
+
+def _waiter(state: RequestState) -> Waiter:
+    """Its place in a queue."""
+    request = state.request
+    cost = float(len(request.tokens) + request.max_new_tokens)
+    return Waiter(-request.priority, state.arrival, request.request_id, request.tenant, cost, bool(state.generated))
 
 
 def must_have(state: RequestState) -> Attempt:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from libs.controller.policy import BY_REQUEST, Draw
 from libs.controller.protocol import (
     AssignmentId,
     Cancel,
@@ -18,6 +19,7 @@ from libs.controller.protocol import (
     Timings,
     Usage,
 )
+from libs.controller.router_events import Herd
 
 
 class TimerKind(Enum):
@@ -25,11 +27,12 @@ class TimerKind(Enum):
 
     OFFER = "offer"  # OfferTimedOut(AssignmentId(request_id, number))
     DEADLINE = "deadline"  # DeadlineReached(request_id, origin=number)
+    HOLD = "hold"  # HoldExpired(request_id, plan_id=number)
 
 
 @dataclass(frozen=True, slots=True)
 class TimerId:
-    """Names a timer: OFFER's `number` is the attempt, DEADLINE's the origin."""
+    """Names a timer: OFFER's `number` is the attempt, DEADLINE's the origin, HOLD's the plan."""
 
     kind: TimerKind
     request_id: str
@@ -84,6 +87,8 @@ class Decision:
     attempts: tuple[AttemptRecord, ...]
     avoid: tuple[str, ...] = ()  # workers that were ranked behind all others
     revision: int = 0  # of the catalog's facts it was made from; 0 = from memory
+    draw: Draw = BY_REQUEST  # of near ties
+    held_ms: float = 0.0  # how long the request had been held for a prefix before
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +97,7 @@ class PlanRequested:
 
     `fingerprint` pins the variant ("" = any of the name's); workers in `avoid` failed this request lately: rank them
     behind all others. `fresh` = ask the catalog for what is not known; False for a waiter that was planned before.
-    `whole` = a partial plan led nowhere: none is wanted this time.
+    `whole` = a partial plan led nowhere: none is wanted this time. `herd`: it was held for a prefix.
     """
 
     request_id: str
@@ -102,6 +107,7 @@ class PlanRequested:
     avoid: tuple[str, ...]
     fresh: bool
     whole: bool = False
+    herd: Herd | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from libs.controller.policy import BY_REQUEST, Draw
 from libs.controller.protocol import (
     AssignmentId,
     Delta,
@@ -62,11 +63,40 @@ class Obstacle:
 
 
 @dataclass(frozen=True, slots=True)
+class Hold:
+    """Others compute a prefix that this request would compute anew: it had better wait and fetch it (`holding`).
+
+    `prefix`: its name, of `tokens` tokens; `leaders`: the processes (worker, epoch) that compute it, or have it where
+    nobody can fetch it yet; `wait_ms`: how long this is worth waiting for now, `alone_ms`: for a request in all.
+    """
+
+    prefix: str
+    tokens: int
+    leaders: tuple[tuple[str, int], ...]
+    wait_ms: float
+    alone_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Herd:
+    """What is known of a request that was held when it is planned anew: for which prefix, the seat it was dealt among
+    those held for it here, and how much longer it may be held (0 = no longer).
+    """
+
+    prefix: str
+    tokens: int
+    seat: int
+    patience_ms: float
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """The outcome of planning one attempt: candidates best first, or the obstacle. Exactly one of the two is empty.
 
     `partial`: the catalog was not asked, and only who has the prefix in its pages is ranked. When they are used up, a
     whole plan is made before anything else. `revision`: of the catalog's facts it is made from; 0 = from memory.
+    `hold`: why none of the candidates should be asked yet; `leads`: the best of them computes a long prefix that others
+    may come to wait for; `draw`: how near ties were drawn.
     """
 
     ranked: tuple[RankedCandidate, ...] = ()
@@ -74,6 +104,9 @@ class Plan:
     obstacle: Obstacle | None = None
     partial: bool = False
     revision: int = 0
+    hold: Hold | None = None
+    leads: bool = False
+    draw: Draw = BY_REQUEST
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +177,23 @@ class OfferTimedOut:
 
 
 @dataclass(frozen=True, slots=True)
+class HoldExpired:
+    """The timer of a request that is held for a prefix fired. `plan_id`: of the plan that held it."""
+
+    request_id: str
+    plan_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixesReported:
+    """A worker process told news of prefixes that requests are held for: they are in its memory, or are not coming."""
+
+    worker: str
+    epoch: int
+    prefixes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class DeadlineReached:
     """The request's deadline timer fired. `origin` names the submission."""
 
@@ -175,6 +225,8 @@ RouterEvent = (
     | WorkerUnavailable
     | RouteDropped
     | OfferTimedOut
+    | HoldExpired
+    | PrefixesReported
     | DeadlineReached
     | RequestCancelled
     | CapacityFreed

@@ -18,7 +18,7 @@ from libs.controller.protocol import (
     Usage,
 )
 from libs.controller.router_effects import AttemptRecord, Decision
-from libs.controller.router_events import Obstacle, Plan
+from libs.controller.router_events import Herd, Obstacle, Plan
 from libs.controller.router_table import Phase
 
 NO_USAGE, NO_TIMINGS, NO_PLAN = Usage(), Timings(), Plan()
@@ -74,6 +74,10 @@ class RequestState:
     waiter: Waiter | None = None  # as it was taken, while a wake is being tried
     passes: int = 0  # further waiters its slot may visit
     admitted: bool = False  # has been offered before: not queued behind newcomers
+    # held for a prefix
+    herd: Herd | None = None  # since it was held first; the patience as of then
+    held_at_ms: float = 0.0  # when that was
+    held_ms: float = 0.0  # how long it has been held in all, as of the last plan
     # what the requester is told
     usage_base: Usage | None = None  # of the first attempt that delivered
     workers: tuple[str, ...] = ()
@@ -151,4 +155,6 @@ class RequestState:
             attempts=tuple(self.records),
             avoid=self.planned_avoid,
             revision=self.plan.revision,
+            draw=self.plan.draw,
+            held_ms=self.held_ms,
         )

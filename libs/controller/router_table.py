@@ -8,9 +8,10 @@ Each request is one automaton; they share only the fair queue, the prompt guard 
 of the triggers below, then looked up here. A pair that is not in the table is no transition: from outside it is
 fenced as WRONG_PHASE, from our own shell too (a plan or timer may cross a terminal event).
 
-    PLANNING  -- the shell ranks candidates --> OFFERED or WAITING or the end
+    PLANNING  -- the shell ranks candidates --> OFFERED or HELD or WAITING or the end
     WAITING   -- capacity may have come (WOKEN) --> PLANNING
-    OFFERED   -- accepted --> ACCEPTED; declined, timed out --> OFFERED (next candidate), PLANNING (none left), WAITING
+    HELD      -- its best worker has answered an offer; what it is held for is there, late or lost --> PLANNING
+    OFFERED   -- accepted --> ACCEPTED; declined, timed out --> OFFERED (next candidate) or HELD, PLANNING, WAITING
     ACCEPTED  -- first delta --> STREAMING
     STREAMING -- deltas; a loss here means *resume*: PLANNING with the delivered tokens appended
 
@@ -28,6 +29,7 @@ class Phase(Enum):
 
     PLANNING = "planning"
     WAITING = "waiting"
+    HELD = "held"
     OFFERED = "offered"
     ACCEPTED = "accepted"
     STREAMING = "streaming"
@@ -43,6 +45,9 @@ class Trigger(Enum):
     PLAN_BLOCKED = "plan-blocked"  # nothing feasible now, but waiting may help
     PLAN_IMPOSSIBLE = "plan-impossible"
     WOKEN = "woken"
+    WINDOW_OPEN = "window-open"  # the worker it would go to may be sent an offer more
+    PREFIX_NEWS = "prefix-news"  # of who computes the prefix it is held for
+    HOLD_OVER = "hold-over"  # it was held long enough
     REPLY_ACCEPTED = "reply-accepted"
     REPLY_DECLINED = "reply-declined"
     OFFER_TIMEOUT = "offer-timeout"
@@ -61,8 +66,9 @@ class Trigger(Enum):
 
 
 _P, _T = Phase, Trigger
-# What may follow when an attempt has ended without success: the next candidate, a new plan, the queue, or the end.
-_ONWARD = frozenset({_P.OFFERED, _P.PLANNING, _P.WAITING, _P.DONE})
+# What may follow when an attempt has ended without success: the next candidate, at once or once its worker can be
+# asked, a new plan, the queue, or the end.
+_ONWARD = frozenset({_P.OFFERED, _P.HELD, _P.PLANNING, _P.WAITING, _P.DONE})
 _DONE = frozenset({_P.DONE})
 
 TABLE: dict[tuple[Phase, Trigger], frozenset[Phase]] = {
@@ -70,6 +76,10 @@ TABLE: dict[tuple[Phase, Trigger], frozenset[Phase]] = {
     (_P.PLANNING, _T.PLAN_BLOCKED): frozenset({_P.WAITING, _P.PLANNING, _P.DONE}),
     (_P.PLANNING, _T.PLAN_IMPOSSIBLE): _DONE,
     (_P.WAITING, _T.WOKEN): frozenset({_P.PLANNING, _P.DONE}),
+    **{
+        (_P.HELD, trigger): frozenset({_P.PLANNING, _P.DONE})
+        for trigger in (_T.WINDOW_OPEN, _T.PREFIX_NEWS, _T.HOLD_OVER)
+    },
     (_P.OFFERED, _T.REPLY_ACCEPTED): frozenset({_P.ACCEPTED}),
     (_P.OFFERED, _T.REPLY_DECLINED): _ONWARD,
     (_P.OFFERED, _T.OFFER_TIMEOUT): _ONWARD,
@@ -90,7 +100,7 @@ TABLE: dict[tuple[Phase, Trigger], frozenset[Phase]] = {
     },
     **{
         (phase, trigger): _DONE
-        for phase in (_P.PLANNING, _P.WAITING, _P.OFFERED, _P.ACCEPTED, _P.STREAMING)
+        for phase in (_P.PLANNING, _P.WAITING, _P.HELD, _P.OFFERED, _P.ACCEPTED, _P.STREAMING)
         for trigger in (_T.CANCELLED, _T.DEADLINE)
     },
 }

@@ -1,10 +1,11 @@
 """What a run amounts to, as flat figures: what scenario files make claims about.
 
 `ask.NAME.{outcome,tokens,ttft_ms,workers,attempts,tier,submissions}`, `worker.NAME.{busy_ms,served}`,
-`computed.PREFIX` (prefills that had to compute some of a shared prefix, over all workers), `restored.TIER` (tokens),
-`busy.max_over_mean`, `fleet.killed` (workers, by queries of death), `ttft.{mean_ms,most_ms,most_over_alone}` (alone:
-the same prompt on the quickest worker, with nothing resident and nobody else there), `run.{events,violations}`, and
-every counter of the coverage table by its name.
+`served.max_over_mean` (requests a worker), `computed.PREFIX` (prefills that computed some of a shared prefix, over all
+workers), `restored.TIER` (tokens), `busy.max_over_mean`, `fleet.killed` (workers, by queries of death),
+`ttft.{mean_ms,most_ms,most_over_alone}` (alone: the same prompt on the quickest worker, with nothing resident and
+nobody else there), `wait.{mean_ms,most_ms,most_over_alone}` (until the worker that serves it took it: then it computes,
+fetches or has what it needs), `run.{events,violations}`, and every counter of the coverage table by its name.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ def figures(world: World, failure: Failure | None) -> dict[str, Figure]:
     """Of a run that has ended."""
     found: dict[str, Figure] = {"run.events": float(world.steps), "run.violations": float(failure is not None)}
     waits: list[float] = []
+    begun: list[tuple[float, float]] = []  # until accepted, and by alone
     over: list[float] = []
     served: Counter[str] = Counter()
     for name, call in world.ingress.calls.items():
@@ -34,6 +36,8 @@ def figures(world: World, failure: Failure | None) -> dict[str, Figure]:
             waits.append(wait)
             over.append(wait / alone_ms(world.schedule, call))
             found[f"ask.{name}.ttft_ms"] = round(wait, 3)
+            taken = world.accepted.get(name, call.first_ms) - call.ask.at_ms
+            begun.append((taken, taken / alone_ms(world.schedule, call)))
         terminal = call.terminal
         if isinstance(terminal, CompletedDelivery | ErrorDelivery | CancelledDelivery):
             found[f"ask.{name}.workers"] = ">".join(terminal.served.workers)
@@ -49,6 +53,8 @@ def figures(world: World, failure: Failure | None) -> dict[str, Figure]:
         computed.update(worker.prefills)
     mean = sum(busy.values()) / len(busy)
     found["busy.max_over_mean"] = round(max(busy.values()) / mean, 4) if mean else 0.0
+    most, total = max(served[name] for name in world.workers), sum(served[name] for name in world.workers)
+    found["served.max_over_mean"] = round(most * len(world.workers) / total, 4) if total else 0.0
     found["fleet.killed"] = float(sum(world.watch.fleet.killed.values()))
     found |= {f"computed.{prefix}": float(count) for prefix, count in sorted(computed.items())}
     found |= {f"restored.{tier}": float(count) for tier, count in sorted(world.restored.items())}
@@ -56,6 +62,9 @@ def figures(world: World, failure: Failure | None) -> dict[str, Figure]:
         found["ttft.mean_ms"] = round(sum(waits) / len(waits), 3)
         found["ttft.most_ms"] = round(max(waits), 3)
         found["ttft.most_over_alone"] = round(max(over), 4)
+        found["wait.mean_ms"] = round(sum(taken for taken, _ in begun) / len(begun), 3)
+        found["wait.most_ms"] = round(max(taken for taken, _ in begun), 3)
+        found["wait.most_over_alone"] = round(max(share for _, share in begun), 4)
     table = world.coverage.table(world.router_fence, world.worker_fence)
     return found | {name: float(count) for name, count in table.items()}
 

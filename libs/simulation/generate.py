@@ -44,8 +44,11 @@ _KINDS = [kind for kind, weight in _WEIGHTS.items() for _ in range(weight)]
 def generate(seed: int) -> Schedule:
     """The seed's schedule."""
     draw = random.Random(seed)
-    settings = _settings(draw)
+    herd = draw.random() < 0.2
+    settings = _settings(draw, herd)
     asks = _asks(draw, settings)
+    if herd:
+        asks = _together(draw, asks)
     drawn = [_fault(draw, settings, asks) for _ in range(draw.randint(4, 10))]
     # What is stray or forged is harmless and short: a handful at a time, while something is going on.
     drawn += [replace(_moment(draw, settings), at_ms=_soon(draw, asks)) for _ in range(draw.randint(6, 14))]
@@ -53,13 +56,15 @@ def generate(seed: int) -> Schedule:
     return Schedule(f"seed-{seed}", settings, asks, faults, seed=seed)
 
 
-def _settings(draw: random.Random) -> Settings:
+def _settings(draw: random.Random, roomy: bool) -> Settings:
     page_tokens = draw.choice((16, 16, 32))
     tight = draw.random() < 0.5
     workers = []
     for index in range(draw.randint(2, 4)):
         pages = draw.randint(8, 14) if tight else draw.randint(16, 30)
         context = draw.choice((128, 256, 512))
+        if roomy:
+            pages, context = draw.randint(40, 80), 512
         workers.append(
             WorkerSpec(
                 name=f"w{index}",
@@ -87,6 +92,9 @@ def _settings(draw: random.Random) -> Settings:
         tunnels=draw.choice((1, 1, 2)),
         burst=draw.choice((1, 1, 2, 3, 0)),
         offer_timeout_ms=draw.choice((40.0, 100.0, 200.0)),
+        offers_unanswered=draw.choice((1, 1, 2, 8)),
+        prefix_copies=draw.choice((1, 1, 2)),
+        hold_least_ms=draw.choice((20.0, 60.0, 300.0)),
         queue=draw.choice((2, 8, 64)),
         queue_per_tenant=draw.choice((1, 4, 16)),
         attempts=draw.choice((3, 6)),
@@ -121,6 +129,23 @@ def _asks(draw: random.Random, settings: Settings) -> tuple[Ask, ...]:
             )
         )
     return tuple(asks)
+
+
+def _together(draw: random.Random, asks: tuple[Ask, ...]) -> tuple[Ask, ...]:
+    """Some of them begin alike, with a chunk nobody has seen, and come at once."""
+    at_ms, shared = draw.uniform(50, _SPAN_MS / 2), draw.choice((256, 272))
+    herd = [
+        replace(
+            ask,
+            at_ms=round(at_ms + draw.choice((0.0, 0.1, 1.0, 5.0, 40.0)), 1),
+            prefix="h",
+            shared=shared,
+            deadline_ms=draw.choice((400.0, 4_000.0, 4_000.0)),
+            deadly=ask.deadly and draw.random() < 0.3,
+        )
+        for ask in asks[: draw.randint(3, 6)]
+    ]
+    return (*herd, *asks[len(herd) :])
 
 
 def _fault(draw: random.Random, settings: Settings, asks: tuple[Ask, ...]) -> Fault:

@@ -83,13 +83,13 @@ class Planner:
                 tails = (self.facts.node(declared.FINGERPRINT, link.hash) for link in reversed(entry.chain.tails()))
                 tail = next((node for node in tails if node is not None), None)
         entry = replace(entry, nodes=nodes, tail=tail)
-        plan = candidates.plan(request, (entry,), self.fleet, self.world.agenda.now, effect.avoid)
+        plan = candidates.plan(request, (entry,), self.fleet, self.world.agenda.now, effect.avoid, herd=effect.herd)
         if partial:
             plan = from_residency(request, plan, effect.avoid, self.fleet.knobs) or plan
         return self._spoilt(plan)
 
     def _covered(self, effect: PlanRequested) -> bool:
-        if effect.whole or effect.request.model != declared.MODEL_NAME:
+        if effect.whole or effect.herd is not None or effect.request.model != declared.MODEL_NAME:
             return False
         return covered(effect.request, self._variant(effect.request), self.fleet, self.world.agenda.now, effect.avoid)
 

@@ -14,7 +14,8 @@ from libs.controller import router_events as rx
 from libs.controller.errors import WireError
 from libs.controller.fleet import Fleet
 from libs.controller.inbox import Inbox
-from libs.controller.knobs import DiscoveryKnobs, RouterKnobs
+from libs.controller.knobs import DiscoveryKnobs, PolicyKnobs, RouterKnobs
+from libs.controller.prefix_holds import news
 from libs.controller.protocol import (
     AssignmentId,
     Candidate,
@@ -80,6 +81,7 @@ class RouterNode:
         settings, coverage = self.world.schedule.settings, self.world.coverage
         knobs = RouterKnobs(
             offer_timeout_ms=settings.offer_timeout_ms,
+            offers_unanswered=settings.offers_unanswered,
             attempts=settings.attempts,
             queue=settings.queue,
             queue_per_tenant=settings.queue_per_tenant,
@@ -89,7 +91,7 @@ class RouterNode:
         machine.reached = coverage.router_reached
         registry = discovery.Registry(DiscoveryKnobs(settings.heartbeat_ms, settings.expiry_ms))
         registry.rejected = coverage.rejected
-        fleet = Fleet()
+        fleet = Fleet(PolicyKnobs(prefix_copies=settings.prefix_copies, hold_least_ms=settings.hold_least_ms))
         return machine, registry, fleet, Planner(self.world, fleet)
 
     def start(self) -> None:
@@ -197,6 +199,9 @@ class RouterNode:
                 case discovery.Observed():
                     self.fleet.observe(effect, self.world.agenda.now)
                     beat = effect.heartbeat
+                    told = news(beat, self.machine.awaited)
+                    if told:
+                        self.feed(rx.PrefixesReported(beat.worker, beat.epoch, told))
                     if self.machine.waiting and not beat.draining:
                         self.feed(rx.CapacityFreed(max(1, beat.lanes - beat.load.active)))
                 case discovery.Forgotten():
@@ -249,6 +254,8 @@ class RouterNode:
             case Deliver():
                 self.world.to_ingress(self, effect)
             case Booked() | Accepted() | Unbooked() | Measured():
+                if isinstance(effect, Accepted):
+                    self.world.accepted[effect.assignment.request_id] = self.world.agenda.now
                 self.fleet.account(effect, self.world.agenda.now)
             case SetTimer():
                 self._ticket += 1
@@ -296,6 +303,8 @@ class RouterNode:
         """A timer's event."""
         if timer.kind is TimerKind.OFFER:
             self.feed(rx.OfferTimedOut(AssignmentId(timer.request_id, timer.number)))
+        elif timer.kind is TimerKind.HOLD:
+            self.feed(rx.HoldExpired(timer.request_id, timer.number))
         else:
             self.feed(rx.DeadlineReached(timer.request_id, timer.number))
 

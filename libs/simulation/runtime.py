@@ -1,6 +1,7 @@
 """What a worker's device and its restores do, as declared costs: queue, restore, prefill, decode, quiesce.
 
-Each lane serves one run at a time and all lanes advance beside each other. A run that waits for a lane while an older
+Each lane serves one run at a time and all lanes advance beside each other. What a prefill has computed is in the pages,
+and on its way out of them, from the end of each chunk on. A run that waits for a lane while an older
 one computes a prefix of its prompt waits for that prefix and shares it (as the live pool's `awaits` and `adopt`).
 Every operation tells the watch which pages it touches, from its start to its quiescence.
 """
@@ -11,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from libs.continuation.chain import CHUNK_TOKENS
 from libs.controller import worker_events as wx
 from libs.controller.protocol import AssignmentId, Offer, Tier, TierTokens
 from libs.simulation import declared
@@ -42,6 +44,7 @@ class Job:
     stage: str  # restore, queued, prefill, decode, ending
     names: tuple[tuple[int, str], ...]
     cached: int = 0
+    reached: int = 0  # by its prefill, whole chunks
     drawn: int = 0
     first: int = 0  # index of the first token it draws
     ticket: int = 0
@@ -84,7 +87,7 @@ class Runtime:
         waiting = [job for job in self.jobs.values() if job.stage in ("queued", "restore") and not job.stopping]
         if self._lanes > 0 and not waiting:
             return 0.0
-        work = sum(self._work(job) for job in waiting)
+        work = sum(self._work(job, self._begins(job)) for job in waiting)
         running = [job for job in self.jobs.values() if job.lane]
         work += sum(max(0.0, self._work(job) - (self.agenda.now - job.began_ms)) for job in running)
         return work / self.spec.lanes if self._lanes <= 0 else max(0.0, work / self.spec.lanes)
@@ -246,8 +249,25 @@ class Runtime:
             self._tell(wx.LaneGranted(job.assignment))
         if job.ask.shared > job.cached and not job.drawn:
             self.world.worker(self.spec.name).prefills[job.ask.prefix] += 1
-        self._later(job, (job.length - job.cached) * self._prefill_ms(), self._prefilled)
+        job.reached = job.cached
+        self._advance(job)
         self.world.worker(self.spec.name).hurry()
+
+    def _advance(self, job: Job) -> None:
+        """To the end of the chunk, or of the prompt."""
+        end = (job.reached // CHUNK_TOKENS + 1) * CHUNK_TOKENS
+        if end < job.length:
+            self._later(job, (end - job.reached) * self._prefill_ms(), self._passed, end)
+        else:
+            self._later(job, (job.length - job.reached) * self._prefill_ms(), self._prefilled)
+
+    def _passed(self, job: Job, end: int) -> None:
+        if not self._fill(job, end):
+            return
+        job.reached = end
+        self.world.worker(self.spec.name).computed(job.offer.request.tokens[:end], job.assignment)
+        self._advance(job)
+        self.agenda.after(0.0, self._admit)
 
     def _prefilled(self, job: Job) -> None:
         if job.ask.deadly:
@@ -359,9 +379,15 @@ class Runtime:
         source = lease.copy_source
         return (*lease.table, *lease.spare) if source is None else (*lease.table, *lease.spare, source)
 
-    def _work(self, job: Job) -> float:
-        spec = self.spec
-        return (job.length - job.cached) * spec.prefill_ms + job.offer.request.max_new_tokens * spec.decode_ms
+    def _work(self, job: Job, begins: int | None = None) -> float:
+        spec, computed = self.spec, job.cached if begins is None else begins
+        return (job.length - computed) * spec.prefill_ms + job.offer.request.max_new_tokens * spec.decode_ms
+
+    def _begins(self, job: Job) -> int:
+        """Where one that has no lane yet will begin to compute: behind what is read for it, or what it waits for."""
+        if job.stage == "restore":
+            return max(job.cached, job.offer.chain[-1].chunk.end if job.offer.chain else 0)
+        return max(job.cached, self.coming(job.names, job.length - 1, job.assignment))
 
     def _prefill_ms(self) -> float:
         return self.spec.prefill_ms * self.world.slowness(self.spec.name, "prefill")

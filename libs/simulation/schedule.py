@@ -122,6 +122,9 @@ class Settings:
     heartbeat_ms: float = 400.0
     expiry_ms: float = 2_000.0
     offer_timeout_ms: float = 200.0
+    offers_unanswered: int = 8
+    prefix_copies: int = 2
+    hold_least_ms: float = 300.0
     attempts: int = 6
     queue: int = 64
     queue_per_tenant: int = 16

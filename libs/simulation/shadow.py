@@ -92,6 +92,9 @@ class Shadow:
                 active = self.active.get(event.assignment.request_id)
                 mine = active is not None and active.assignment == event.assignment and not active.answered
                 return Weight.COUNTS if mine else Weight.NOTHING
+            case rx.HoldExpired():
+                timer = TimerId(TimerKind.HOLD, event.request_id, event.plan_id)
+                return Weight.COUNTS if timer in self.timers else Weight.NOTHING
             case rx.Planned():
                 return Weight.COUNTS if self.wanted.get(event.request_id) == event.plan_id else Weight.NOTHING
             case rx.RequestCancelled():
@@ -151,6 +154,8 @@ class Shadow:
                 self.timers.pop(timer, None)
             case rx.RouteDropped():
                 self.dropped[event.worker, event.epoch] = None
+            case rx.HoldExpired():
+                self.timers.pop(TimerId(TimerKind.HOLD, event.request_id, event.plan_id), None)
             case rx.DeadlineReached():
                 self.timers.pop(TimerId(TimerKind.DEADLINE, event.request_id, event.origin), None)
 
@@ -208,6 +213,12 @@ class Shadow:
             return f"{request_id} is {phase.value}, its plan is{'' if request_id in self.wanted else ' not'} under way"
         if (phase in (Phase.OFFERED, Phase.ACCEPTED, Phase.STREAMING)) != (active is not None):
             return f"{request_id} is {phase.value} with {'an' if active else 'no'} active attempt"
+        if phase is Phase.HELD:
+            # A prefix is waited for by a timer; a window opens by somebody's answer or plan.
+            timed = any(timer.kind is TimerKind.HOLD and timer.request_id == request_id for timer in self.timers)
+            asked = any(not one.answered for one in self.active.values())
+            if not timed and not asked and not self.wanted:
+                return f"{request_id} is held, no timer runs, and nobody is asked or planned"
         if phase is Phase.OFFERED and active is not None:
             timer = TimerId(TimerKind.OFFER, request_id, active.assignment.attempt)
             if timer not in self.timers:

@@ -115,6 +115,8 @@ class Watch:
             case rx.DeltaReceived():
                 if weight is Weight.COUNTS and not any(isinstance(effect, Deliver) for effect in effects):
                     raise self.active.broken(f"{event} was not delivered")
+            case rx.HoldExpired():
+                touched[event.request_id] = None
             case rx.OfferTimedOut() | rx.RouteDropped():
                 touched[event.assignment.request_id] = None
             case rx.Submitted():
@@ -210,9 +212,10 @@ class Watch:
             if not call.outcome:
                 raise self.one_end.broken(f"{call.ask.name} never ended")
         for name, router in self.world.routers.items():
-            left = (len(router.machine), router.machine.waiting, router.timers, len(router.routes))
+            machine = router.machine
+            left = (len(machine), machine.waiting, machine.held, router.timers, len(router.routes))
             if any(left) or self.shadows[name].active:
-                raise self.one_end.broken(f"{name} at rest has requests, waiters, timers, routes: {left}")
+                raise self.one_end.broken(f"{name} at rest has requests, waiters, held, timers, routes: {left}")
             booked = {view.worker: sorted(view.bookings) for view in router.fleet.views().values() if view.bookings}
             if booked:
                 raise self.active.broken(f"{name} at rest has booked {booked}")

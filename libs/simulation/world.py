@@ -58,6 +58,7 @@ class World:
         self.store, self.catalog = Store(), Catalog()
         self.asks = {ask.name: ask for ask in schedule.asks}
         self.restored: Counter[str] = Counter()
+        self.accepted: dict[str, float] = {}  # by request, when its newest attempt was
         self.ends: dict[str, int] = {}
         self._slow: dict[tuple[str, str], tuple[float, int]] = {}
         self._muted: dict[tuple[str, str], float] = {}

@@ -1,7 +1,7 @@
 """A decision as its recorded fact: the whole snapshot the policy ranked, and what came of it.
 
 What is written down is enough to run the policy again: every ranked candidate, its terms in full precision, the
-workers that were to be avoided. Never a token, a salt or a tenant.
+workers that were to be avoided, what near ties were drawn by. Never a token, a salt or a tenant.
 """
 
 from __future__ import annotations
@@ -41,6 +41,10 @@ def record_of(decision: Decision, router: str, decided_ms: int) -> catalog_pb2.D
         resumed_at=decision.resumed_at,
         facts_revision=decision.revision,
         avoid=decision.avoid,
+        drawn_by=decision.draw.name,
+        seat=decision.draw.seat,
+        band_ms=decision.draw.band_ms,
+        held_ms=decision.held_ms,
     )
     for option in decision.ranked:
         candidate = option.candidate

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from libs.controller import discovery
@@ -30,8 +30,9 @@ from libs.controller.discovery import (
 from libs.controller.errors import WireError
 from libs.controller.fleet import Fleet
 from libs.controller.knobs import DiscoveryKnobs
+from libs.controller.prefix_holds import news
 from libs.controller.protocol import ElectTunnel, Heartbeat, SnapshotRequest
-from libs.controller.router_events import CapacityFreed, Loss, RouterEvent, WorkerUnavailable
+from libs.controller.router_events import CapacityFreed, Loss, PrefixesReported, RouterEvent, WorkerUnavailable
 from libs.controller.wire import TunnelCodec
 from libs.service.logs import get_logger
 from libs.tunnel import ChannelFullError, Tunnel, TunnelClosedError
@@ -56,8 +57,9 @@ class _Known:
 class Observatory:
     """See the module.
 
-    `waiting`: requests that wait for capacity; `routes_ended`: a tunnel took its routes along; `identify`: the process
-    that a tunnel leads to; `takes`: whether a worker's tunnels take new routes.
+    `waiting`: requests that wait for capacity; `awaited`: prefixes that requests are held for; `routes_ended`: a tunnel
+    took its routes along; `identify`: the process that a tunnel leads to; `takes`: whether a worker's tunnels take new
+    routes.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class Observatory:
         feed: Callable[[RouterEvent], None],
         *,
         waiting: Callable[[], int],
+        awaited: Callable[[], Collection[str]],
         routes_ended: Callable[[int], None],
         identify: Callable[[Tunnel, int], None],
         takes: Callable[[str], bool],
@@ -79,6 +82,7 @@ class Observatory:
         self.codec = codec
         self._feed = feed
         self._waiting = waiting
+        self._awaited = awaited
         self._routes_ended = routes_ended
         self._identify = identify
         self._takes = takes
@@ -154,6 +158,9 @@ class Observatory:
     def _observe(self, observed: Observed) -> None:
         self.fleet.observe(observed, now_ms())
         heartbeat = observed.heartbeat
+        told = news(heartbeat, self._awaited())
+        if told:
+            self._feed(PrefixesReported(heartbeat.worker, heartbeat.epoch, told))
         self.fleet.withhold(heartbeat.worker, not self._takes(heartbeat.worker))
         view = self.fleet.view(heartbeat.worker)
         if self._waiting() and view is not None and not view.draining:

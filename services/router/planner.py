@@ -120,7 +120,7 @@ class Planner:
             else:
                 entries = [self._lookups.remembered(entry, request) for entry in entries]
             ranking = time.perf_counter()
-            plan = candidates.plan(request, entries, self._fleet, now_ms(), effect.avoid, POLICY_KNOBS)
+            plan = candidates.plan(request, entries, self._fleet, now_ms(), effect.avoid, POLICY_KNOBS, effect.herd)
         ended = time.perf_counter()
         self._metrics.planned(ended - began, computed + ended - ranking)
         plan = replace(plan, revision=revision)
@@ -129,7 +129,10 @@ class Planner:
     def _partial(self, entries: Sequence[Variant], effect: PlanRequested) -> Plan | None:
         """A plan from residency alone; None where the catalog's facts could matter."""
         request = effect.request
-        if effect.whole or not any(covered(request, entry, self._fleet, now_ms(), effect.avoid) for entry in entries):
+        # Who was held for a prefix is dealt among all who can fetch it, and not sent to the one who has it.
+        if effect.whole or effect.herd is not None:
+            return None
+        if not any(covered(request, entry, self._fleet, now_ms(), effect.avoid) for entry in entries):
             return None
         entries = [self._lookups.remembered(entry, request) for entry in entries]
         plan = candidates.plan(request, entries, self._fleet, now_ms(), effect.avoid, POLICY_KNOBS)

@@ -34,6 +34,9 @@ class RouterSettings(PoolSettings):
     offer_timeout_ms: float = Field(
         500.0, ge=1, le=60_000, description="Longest wait for the answer to an offer, in ms, before the next candidate"
     )
+    offers_unanswered: int = Field(
+        8, ge=1, le=10_000, description="Offers one worker may leave unanswered; more requests for it are held"
+    )
     lookup_budget_ms: float = Field(
         50.0, ge=0, le=10_000, description="Longest wait for the catalog's chunk facts, in ms, before deciding without"
     )
@@ -43,7 +46,12 @@ class RouterSettings(PoolSettings):
     default_deadline_s: float = Field(
         600.0, gt=0, le=86_400, description="Longest time, in seconds, of a request that brings no deadline"
     )
-    attempts: int = Field(6, ge=1, le=100, description="Attempts that failed without progress before a request fails")
+    attempts: int = Field(
+        6,
+        ge=1,
+        le=100,
+        description="Attempts that failed without progress before a request fails; an offer nobody answered is none",
+    )
     worker_losses: int = Field(
         2, ge=1, le=100, description="Workers a request may lose before it fails; also the crashes that rest a prompt"
     )
@@ -71,6 +79,7 @@ class RouterSettings(PoolSettings):
         """The machine's numbers."""
         return RouterKnobs(
             offer_timeout_ms=self.offer_timeout_ms,
+            offers_unanswered=self.offers_unanswered,
             default_deadline_ms=self.default_deadline_s * 1_000,
             attempts=self.attempts,
             worker_losses=self.worker_losses,

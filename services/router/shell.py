@@ -7,6 +7,9 @@ here and reports back as another event: a plan, an offer's route, a timer.
 
 An exception in here means that shell or machine broke the contract; the process ends (and is restarted) rather than
 going on with a state nobody has thought through.
+
+An offer's timer measures its worker. If this loop is late when it fires, answers may lie unread: what the loop was late
+by is given to the worker on top, in all as much again as it had.
 """
 
 from __future__ import annotations
@@ -35,8 +38,11 @@ from libs.controller.router_effects import (
     TimerKind,
     Unbooked,
 )
-from libs.controller.router_events import DeadlineReached, OfferTimedOut, RouterEvent
+from libs.controller.router_events import DeadlineReached, HoldExpired, OfferTimedOut, RouterEvent
 from services.router.clock import now_ms
+
+_LATE_S = 0.02
+"""By which a loop that is not busy may be late."""
 
 
 @dataclass(frozen=True)
@@ -121,17 +127,29 @@ class Shell:
 
     def _set(self, effect: SetTimer) -> None:
         self._unset(effect.timer)
+        after_s = effect.after_ms / 1_000
+        self._start(effect.timer, after_s, after_s)
+
+    def _start(self, timer: TimerId, after_s: float, more_s: float) -> None:
+        """`more_s`: by which it may be prolonged."""
         loop = asyncio.get_running_loop()
-        self._timers[effect.timer] = loop.call_later(effect.after_ms / 1_000, self._fire, effect.timer)
+        due = loop.time() + after_s
+        self._timers[timer] = loop.call_at(due, self._fire, timer, due, more_s)
 
     def _unset(self, timer: TimerId) -> None:
         handle = self._timers.pop(timer, None)
         if handle is not None:
             handle.cancel()
 
-    def _fire(self, timer: TimerId) -> None:
+    def _fire(self, timer: TimerId, due: float, more_s: float) -> None:
         del self._timers[timer]
         if timer.kind is TimerKind.OFFER:
+            late_s = min(more_s, asyncio.get_running_loop().time() - due)
+            if late_s > _LATE_S:
+                self._start(timer, late_s, more_s - late_s)
+                return
             self.feed(OfferTimedOut(AssignmentId(timer.request_id, timer.number)))
+        elif timer.kind is TimerKind.HOLD:
+            self.feed(HoldExpired(timer.request_id, timer.number))
         else:
             self.feed(DeadlineReached(timer.request_id, timer.number))

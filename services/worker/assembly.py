@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self
@@ -149,6 +149,9 @@ class Worker:
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
+        # Requests may be held at routers until what is computed here can be fetched: they are told soon.
+        loop = asyncio.get_running_loop()
+        self.handlers.memory.listen(lambda: _on(loop, self.heartbeats.hurry))
         self._stack.push_async_callback(self.handlers.aclose)
         self._stack.push_async_callback(self.engine.runtime.aclose)
         await self._stack.enter_async_context(self.interpreter)
@@ -197,3 +200,9 @@ class Worker:
             bytes_per_token=engine.bytes_per_token,
             capacity_pages=engine.pool.largest().total,
         )
+
+
+def _on(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
+    """From another thread; a loop that has ended wants no news."""
+    with suppress(RuntimeError):
+        loop.call_soon_threadsafe(call)

@@ -438,6 +438,10 @@ class MemoryResidency(Protocol):
         """What came (or changed) and went after `version`; a snapshot where None, or where that is too long ago."""
         ...
 
+    def listen(self, came: Callable[[], None]) -> None:
+        """Calls `came`, from any thread, whenever something has come that is news: requests may be held for it."""
+        ...
+
 
 # --- measurements ---
 

@@ -84,6 +84,9 @@ class NoMemory:
         """See MemoryResidency."""
         return MemoryChanges(0, {}, (), snapshot=version is None)
 
+    def listen(self, came: Callable[[], None]) -> None:
+        """See MemoryResidency."""
+
 
 class NoTiers:
     """Nothing measured."""

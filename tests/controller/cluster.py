@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from libs.controller import router_effects as fx
 from libs.controller import router_events as rx
@@ -103,7 +103,7 @@ class Cluster:
         self.now = 0.0
         self.reorder = reorder
         self.codec = TunnelCodec()
-        self.router = RouterMachine(knobs or RouterKnobs(), fence=router_fence)
+        self.router = RouterMachine(knobs or RouterKnobs(offers_unanswered=1 + seed % 3), fence=router_fence)
         self.worker_fence = worker_fence
         self.worker_knobs = worker_knobs or WorkerKnobs(max_control_tasks=3)
         self.workers: dict[str, SimWorker] = {}
@@ -346,6 +346,8 @@ class Cluster:
                 return None if self.active.get(event.assignment) == (event.worker, event.epoch) else ()
             case rx.OfferTimedOut():
                 return None if event.assignment in self.offered else ()
+            case rx.HoldExpired():
+                return None if self.wanted.get(event.request_id, 0) <= event.plan_id else ()
             case rx.Planned():
                 return None if self.wanted.get(event.request_id) == event.plan_id else ()
             case rx.RequestCancelled() | rx.DeadlineReached():
@@ -440,7 +442,12 @@ class Cluster:
         options = self.candidates(wanted.avoid, wanted.request.processed) if chance > 0.15 else ()
         kind = rx.ObstacleKind.TOO_LONG if chance < 0.01 else rx.ObstacleKind.NO_CAPACITY
         obstacle = None if options else rx.Obstacle(kind, "no room")
-        self.feed(rx.Planned(wanted.request_id, wanted.plan_id, rx.Plan(options, (), obstacle)))
+        plan = rx.Plan(options, (), obstacle, leads=self.rng.random() < 0.3)
+        if options and self.rng.random() < 0.2 and (wanted.herd is None or wanted.herd.patience_ms > 0):
+            leader = options[0].candidate
+            processes = ((leader.worker, leader.epoch),)
+            plan = replace(plan, hold=rx.Hold("ab", 256, processes, 40.0, 100.0))
+        self.feed(rx.Planned(wanted.request_id, wanted.plan_id, plan))
         return True
 
     def fire(self, timer: fx.TimerId, late: bool = False) -> None:
@@ -448,6 +455,8 @@ class Cluster:
             self.now = max(self.now, self.timers.pop(timer))
         if timer.kind is fx.TimerKind.OFFER:
             self.feed(rx.OfferTimedOut(AssignmentId(timer.request_id, timer.number)))
+        elif timer.kind is fx.TimerKind.HOLD:
+            self.feed(rx.HoldExpired(timer.request_id, timer.number))
         else:
             self.feed(rx.DeadlineReached(timer.request_id, timer.number))
 
@@ -471,7 +480,7 @@ class Cluster:
 
     def fault(self) -> None:
         name = self.rng.choice(sorted(self.workers))
-        match self.rng.randrange(14):
+        match self.rng.randrange(15):
             case 0:
                 self.kill(name, self.rng.choice(list(rx.Loss)))
             case 1:
@@ -519,6 +528,9 @@ class Cluster:
                     self.refuses(worker, wx.DrainExpired())
             case 6:
                 self.feed(rx.CapacityFreed(self.rng.randint(1, 3)))
+            case 14:
+                epoch = self.workers[name].machine.epoch
+                self.feed(rx.PrefixesReported(name, epoch, tuple(self.router.awaited)))
 
     def settle(self) -> None:
         """Runs to the end: every message delivered, every wait ended by its deadline."""
@@ -539,7 +551,7 @@ class Cluster:
             raise AssertionError("does not settle")
         for key in self.submitted:
             assert len(self.terminals[key]) == 1, f"{key} has {len(self.terminals[key])} terminal deliveries"
-        assert len(self.router) == 0 and self.router.waiting == 0
+        assert len(self.router) == self.router.waiting == self.router.held == len(self.router.awaited) == 0
         assert not self.booked and not self.timers
         for worker in self.workers.values():
             assert not worker.reserved and len(worker.machine) == 0, f"{worker.name} still holds pages"

@@ -85,14 +85,19 @@ def planted(kind: str) -> tuple[str, Callable[..., object]]:
     """A change in the policy, by name."""
     rank, formula = policy.rank, policy.ttft_ms
 
-    def wider(name: str, options: Sequence[RankedCandidate], avoid: Sequence[str]) -> object:
-        return rank(name, options, avoid, PolicyKnobs(near_tie_ratio=0.5, near_tie_ms=50.0))
+    Options, Names = Sequence[RankedCandidate], Sequence[str]
 
-    def narrower(name: str, options: Sequence[RankedCandidate], avoid: Sequence[str]) -> object:
-        return rank(name, options, avoid, PolicyKnobs(near_tie_ratio=0.0, near_tie_ms=0.0))
+    def wider(name: str, options: Options, avoid: Names, _: PolicyKnobs, draw: policy.Draw) -> object:
+        return rank(name, options, avoid, PolicyKnobs(near_tie_ratio=0.5, near_tie_ms=50.0), draw)
 
-    def forgiving(name: str, options: Sequence[RankedCandidate], avoid: Sequence[str]) -> object:
-        return rank(name, options, ())
+    def narrower(name: str, options: Options, avoid: Names, _: PolicyKnobs, draw: policy.Draw) -> object:
+        return rank(name, options, avoid, PolicyKnobs(near_tie_ratio=0.0, near_tie_ms=0.0), draw)
+
+    def forgiving(name: str, options: Options, avoid: Names, knobs: PolicyKnobs, draw: policy.Draw) -> object:
+        return rank(name, options, (), knobs, draw)
+
+    def undealt(name: str, options: Options, avoid: Names, knobs: PolicyKnobs, draw: policy.Draw) -> object:
+        return rank(name, options, avoid, knobs)
 
     def summed(candidate: Candidate) -> float:
         return formula(candidate) + min(candidate.queue_ms, candidate.load_ms)
@@ -101,14 +106,16 @@ def planted(kind: str) -> tuple[str, Callable[..., object]]:
         "wider": ("rank", wider),
         "narrower": ("rank", narrower),
         "forgiving": ("rank", forgiving),
+        "undealt": ("rank", undealt),
         "summed": ("ttft_ms", summed),
     }[kind]
 
 
-@pytest.mark.parametrize("kind", ["wider", "narrower", "forgiving", "summed"])
+@pytest.mark.parametrize("kind", ["wider", "narrower", "forgiving", "undealt", "summed"])
 def test_a_planted_change_of_the_policy_is_noticed(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     records = [record for seed in range(60) for avoid in (False, True) if (record := of_world(seed, avoid))]
     records += [crowded(seed) for seed in range(5)]
+    records += [crowded(seed, draw=policy.Draw("cd", seed, 20.0)) for seed in range(5)]
     assert all(replay(record).same for record in records)
     monkeypatch.setattr(subject, *planted(kind))
     different = [outcome for record in records if not (outcome := replay(record)).same]

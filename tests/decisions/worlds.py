@@ -8,7 +8,8 @@ from dataclasses import replace
 from libs.contracts.segue.v1 import catalog_pb2 as pb
 from libs.controller import candidates
 from libs.controller.fleet import Fleet
-from libs.controller.policy import rank
+from libs.controller.knobs import POLICY_KNOBS
+from libs.controller.policy import BY_REQUEST, Draw, rank
 from libs.controller.protocol import (
     Candidate,
     DeclineReason,
@@ -26,13 +27,17 @@ from tests.controller.world import MODEL, a_request, heartbeat, observe, random_
 
 
 def recorded(
-    ranked: tuple[RankedCandidate, ...], request_id: str, avoid: tuple[str, ...] = (), decided_ms: int = 1_000
+    ranked: tuple[RankedCandidate, ...],
+    request_id: str,
+    avoid: tuple[str, ...] = (),
+    decided_ms: int = 1_000,
+    draw: Draw = BY_REQUEST,
 ) -> pb.DecisionRecord:
     """The first candidate taken, the second one after a decline where there is one."""
     attempts = [attempt(0, Outcome.COMPLETED, ranked)]
     if len(ranked) > 1:
         attempts = [attempt(0, Outcome.DECLINED, ranked), attempt(1, Outcome.COMPLETED, ranked)]
-    made = Decision(request_id, 1, "acme", "m", 100, 0, 0.0, ranked, (), tuple(attempts), avoid, 5)
+    made = Decision(request_id, 1, "acme", "m", 100, 0, 0.0, ranked, (), tuple(attempts), avoid, 5, draw)
     return record_of(made, "r1", decided_ms)
 
 
@@ -59,10 +64,10 @@ def of_world(seed: int, avoid: bool = False) -> pb.DecisionRecord | None:
     workers = sorted(fleet.views())
     shunned = tuple(workers[: len(workers) // 2]) if avoid else ()
     plan = candidates.plan(request, (world.variant,), fleet, 0.0, shunned)
-    return recorded(plan.ranked, request.request_id, shunned) if plan.ranked else None
+    return recorded(plan.ranked, request.request_id, shunned, draw=plan.draw) if plan.ranked else None
 
 
-def crowded(seed: int, workers: int = 200) -> pb.DecisionRecord:
+def crowded(seed: int, workers: int = 200, draw: Draw = BY_REQUEST) -> pb.DecisionRecord:
     """Many equals: more near ties than are kept of a ranking."""
     rng = random.Random(seed)
     base = Candidate("w", 1, "ab" * 32, Tier.NONE, compute_tokens=100, prefill_ms_per_token=1.0, first_token_ms=5.0)
@@ -72,7 +77,8 @@ def crowded(seed: int, workers: int = 200) -> pb.DecisionRecord:
         one = replace(base, worker=f"w{index}", queue_ms=queue, ttft_ms=queue + 105.0)
         options.append(RankedCandidate(one, (), queue))
     name = f"crowd-{seed}"
-    return recorded(rank(name, options, ())[:64], name)
+    kept = rank(name, options, ())[:64]  # what is dealt is dealt among those that are kept
+    return recorded(rank(name, kept, (), POLICY_KNOBS, draw), name, draw=draw)
 
 
 def of_many(seed: int, workers: int = 150) -> pb.DecisionRecord:
@@ -91,4 +97,4 @@ def of_many(seed: int, workers: int = 150) -> pb.DecisionRecord:
     observe(fleet, *beats)
     request = a_request(rng.randint(30, 600), name=f"many-{seed}")
     plan = candidates.plan(request, (candidates.variant(MODEL, request),), fleet, 0.0)
-    return recorded(plan.ranked, request.request_id)
+    return recorded(plan.ranked, request.request_id, draw=plan.draw)

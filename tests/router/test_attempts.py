@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import replace
 
 from libs.controller.protocol import (
@@ -116,6 +117,9 @@ async def test_an_offer_that_was_answered_does_not_time_out() -> None:
         late = await rig.worker.next()
         await asyncio.wait_for(late.cancelled.wait(), 5)
         late.route.close()
+        # With nobody else to ask it waits for a worker with room; this one says that it has some.
+        await eventually(lambda: rig.router.shell.machine.waiting == 1, "waiting")
+        rig.worker.say()
         (await rig.worker.next()).run()
         await other.completed(4)
         job.finish()
@@ -203,7 +207,7 @@ async def test_a_resume_stays_with_the_variant_that_drew_the_first_token() -> No
 
 
 async def test_what_was_assigned_since_the_last_heartbeat_counts() -> None:
-    async with running(None, None) as rig:
+    async with running(None, None, offers_unanswered=40) as rig:
         streams = [await rig.ingress.submit(request(600, 2)) for _ in range(40)]
         await eventually(lambda: sum(len(worker.jobs) for worker in rig.workers) == 40, "all offered")
         assert [len(worker.jobs) for worker in rig.workers] == [20, 20]
@@ -211,6 +215,33 @@ async def test_what_was_assigned_since_the_last_heartbeat_counts() -> None:
             job.run()
         for stream in streams:
             await stream.completed(2)
+
+
+async def test_a_slow_worker_is_asked_a_few_at_a_time_and_nobody_fails() -> None:
+    # No offer can time out: what is told here is who waits for whose answer.
+    async with running(None, offers_unanswered=3, offer_timeout_ms=60_000) as rig:
+        streams = [await rig.ingress.submit(request(40, 2)) for _ in range(20)]
+        machine, answered = rig.router.shell.machine, 0
+        while answered < 20:
+            due = min(20, answered + 3)
+            await eventually(lambda due=due: len(rig.worker.jobs) == due, "offered")  # type: ignore[misc]
+            await eventually(lambda due=due: machine.held == 20 - due, "the others are held")  # type: ignore[misc]
+            rig.worker.jobs[answered].run()
+            answered += 1
+        for stream in streams:
+            assert (await stream.completed(2)).served.attempts == 1
+
+
+async def test_what_the_router_was_late_by_does_not_count_against_a_worker() -> None:
+    async with running(None, offer_timeout_ms=200) as rig:
+        stream = await rig.ingress.submit()
+        job = await rig.worker.next()
+        job.accept()
+        # The answer is under way while this loop, the router's too, does nothing else until long after the timeout.
+        time.sleep(0.5)  # noqa: ASYNC251
+        job.finish()
+        assert (await stream.completed(4)).served.attempts == 1
+        assert rig.metric("offer_timeouts_total") == 0
 
 
 async def test_an_answer_brings_fresh_counts() -> None:

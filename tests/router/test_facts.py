@@ -86,7 +86,7 @@ async def test_a_decline_in_the_name_of_another_process_says_nothing_of_this_one
         rig.worker.say()
         index = rig.router.observatory.fleet.index
         await eventually(lambda: len(index) == 1, "residency")
-        await rig.ingress.submit(request(600, 2, tokens=PROMPT))
+        stream = await rig.ingress.submit(request(600, 2, tokens=PROMPT))
         job = await rig.worker.next()
         assert job.offer.candidate.tier is Tier.GPU
         for epoch in (2, 1):
@@ -95,6 +95,8 @@ async def test_a_decline_in_the_name_of_another_process_says_nothing_of_this_one
                 await eventually(lambda: rig.fenced("wrong-epoch") == 1, "the stranger's word, fenced")
                 assert len(index) == 1
         await eventually(lambda: len(index) == 0, "its own")
+        (await rig.worker.next()).run()
+        await stream.completed(2)
 
 
 async def test_only_the_unknown_suffix_is_asked_for() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Callable
 
 from libs.chunks.memory import HostMemory
 from libs.continuation.errors import ObjectError
@@ -29,6 +30,11 @@ class MemoryJournal:
         self._objects: dict[str, dict[ObjectKey, int]] = {}
         self._journal: deque[tuple[int, str]] = deque()
         self._version = 0
+        self._came: Callable[[], None] | None = None
+
+    def listen(self, came: Callable[[], None]) -> None:
+        """See MemoryResidency."""
+        self._came = came
 
     def here(self, memory: HostMemory, key: ObjectKey) -> None:
         """An object came into memory. One that cannot be read is not advertised."""
@@ -41,9 +47,12 @@ class MemoryJournal:
         except ObjectError:
             return
         with self._lock:
-            if memory.holds(key):
-                self._objects.setdefault(key.hash, {})[key] = end
-                self._note(key.hash)
+            if not memory.holds(key):
+                return
+            self._objects.setdefault(key.hash, {})[key] = end
+            self._note(key.hash)
+        if self._came is not None:
+            self._came()
 
     def gone(self, key: ObjectKey) -> None:
         """An object left memory."""
