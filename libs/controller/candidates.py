@@ -121,7 +121,7 @@ def plan(
                 pruned["held"] += sum([way.boundary < hold.tokens for way in every])
             elif dealt is not None and dealt != draw:
                 draw = dealt
-                # Dealt among those that are kept, so that what is recorded is dealt the same; a worker's best goes first.
+                # Dealt among those that are kept, so that what is recorded is dealt the same: every worker's best.
                 best = _by_worker(best, scores)[: knobs.ranked]
                 kept = policy.order(request.request_id, [scores[index] for index in best], knobs, draw)
                 best = [best[place] for place in kept]
