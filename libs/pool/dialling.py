@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import Protocol
 
 from libs.tunnel import Carrier, Closed, CloseReason, Handlers, Registry, Side, Tunnel, TunnelClosedError, TunnelConfig
@@ -43,11 +44,14 @@ class Owner(Protocol):
 class Dialler:
     """See the module."""
 
-    def __init__(self, dial: Dial, registry: Registry, guard: PublicationGuard, owner: Owner) -> None:
+    def __init__(
+        self, dial: Dial, registry: Registry, guard: PublicationGuard, owner: Owner, clock: Callable[[], float]
+    ) -> None:
         self._dial = dial
         self._registry = registry
         self._guard = guard
         self._owner = owner
+        self._clock = clock
 
     async def hold(self, effect: DialEffect) -> None:
         """From the dial to the end of the tunnel."""
@@ -103,7 +107,8 @@ class Dialler:
             self._owner.feed(ProbeEnded(endpoint.key, succeeded))
 
     def _tunnel(self, carrier: Carrier, handlers: Handlers) -> Tunnel:
-        return Tunnel(carrier, self._registry, Side.DIALING, handlers, self._owner.tunnel_config())
+        config = self._owner.tunnel_config()
+        return Tunnel(carrier, self._registry, Side.DIALING, handlers, config, clock=self._clock)
 
 
 async def _end(running: asyncio.Task[Closed]) -> None:

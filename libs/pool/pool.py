@@ -83,7 +83,9 @@ class PoolStatus:
 
 
 class TunnelPool:
-    """An async context manager; enter the registry first. ``config``: what no knob of the pool sets."""
+    """An async context manager; enter the registry first. ``config``: what no knob of the pool sets. ``clock``:
+    monotonic seconds, of the pool and of its tunnels.
+    """
 
     def __init__(
         self,
@@ -104,7 +106,7 @@ class TunnelPool:
         self._core = PoolCore(policy, chance or random.Random(), clock())  # noqa: S311 - jitter and choice, no secrets
         self._config = tunnel_config(policy, self._base)
         self._guard = PublicationGuard(registry.binding_lock)
-        self._dialler = Dialler(dial, registry, self._guard, self)
+        self._dialler = Dialler(dial, registry, self._guard, self, clock)
         self._handlers = Handlers(
             merge=self._hooks.merge,
             on_control=self._control,

@@ -74,17 +74,22 @@ def red_without(row: Row, tree: Path, timeout_s: float = 400.0) -> bool:
     return done.returncode == 1
 
 
+def copy(tree: Path) -> None:
+    """What the tests need, to be changed there."""
+    for name in _TAKEN:
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(source, tree / name)
+
+
 def main(wanted: list[str]) -> int:
     """Checks the rows named, or all; how many are not red."""
     failed = 0
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(folder)
-        for name in _TAKEN:
-            source = ROOT / name
-            if source.is_dir():
-                shutil.copytree(source, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
-            else:
-                shutil.copy(source, tree / name)
+        copy(tree)
         for row in rows():
             if wanted and row.id not in wanted:
                 continue

@@ -1,0 +1,116 @@
+"""The sending end of the frames' bench: `python -m prove.frame_server`, one process, on the services' event loop.
+
+It serves the bare bidirectional stream and Attach beside it, says its port as JSON, and ends with its stdin. Both send
+when told to: `COUNT PACE_US` on the stream, the same as a control message on a tunnel. A message of the stream has as
+many bytes as a frame has; both begin with the monotonic nanoseconds of when they were handed over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import struct
+import sys
+import time
+from itertools import cycle
+
+import grpc
+import grpc.aio
+import uvloop
+
+from libs.contracts.segue.v1 import worker_pb2_grpc
+from libs.tunnel import Carrier, FrameKind, Handlers, Registry, Route, Side, Tunnel, TunnelConfig
+from libs.tunnel.frames import encode
+from libs.tunnel.grpc_carrier import Context, serve_tunnel, with_attach
+
+SERVICE, STREAM = "segue.v1.Worker", "segue.Bench"
+STAMP = struct.Struct("<Q")
+ITEMS = 8
+"""Routes that one iteration has something for: the lanes of a worker."""
+PAYLOAD_BYTES = 100
+CONFIG = TunnelConfig(max_items=ITEMS, command_items=64 * ITEMS)
+"""A frame never holds more than one iteration's, so that frames are counted, not how many were made of few."""
+_LIMIT_S = 60.0
+_PAD = b"x" * (PAYLOAD_BYTES - STAMP.size)
+_MESSAGE_PAD = b"x" * (
+    len(encode(FrameKind.DATA, 5_000, [(conn_id, b"x" * PAYLOAD_BYTES) for conn_id in range(500, 500 + ITEMS)]))
+    - STAMP.size
+)
+
+
+class _Pace:
+    """Nothing, or so many microseconds between two."""
+
+    def __init__(self, pace_us: int) -> None:
+        self._step_s = pace_us / 1e6
+        self._next = asyncio.get_running_loop().time()
+
+    async def wait(self) -> None:
+        if not self._step_s:
+            return
+        self._next += self._step_s
+        await asyncio.sleep(max(0.0, self._next - asyncio.get_running_loop().time()))
+
+
+async def bare(_requests: object, context: Context) -> None:
+    """The stream: writes what each request asks for."""
+    while (request := await context.read()) is not grpc.aio.EOF:
+        count, pace_us = map(int, request.split())
+        pace = _Pace(pace_us)
+        for _ in range(count):
+            await context.write(STAMP.pack(time.monotonic_ns()) + _MESSAGE_PAD)
+            await pace.wait()
+
+
+class Sender:
+    """The accepting end of the tunnels."""
+
+    def __init__(self) -> None:
+        self._routes: dict[int, list[Route]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def handlers(self) -> Handlers:
+        return Handlers(accept=self._accept, on_control=self._go)
+
+    def _accept(self, route: Route, _payload: bytes) -> None:
+        self._routes.setdefault(route.tunnel_id, []).append(route)
+
+    def _go(self, tunnel: Tunnel, payload: bytes) -> None:
+        count, pace_us = map(int, payload.split())
+        task = asyncio.create_task(self._send(self._routes[tunnel.tunnel_id], count, pace_us))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _send(self, routes: list[Route], count: int, pace_us: int) -> None:
+        pace, lanes = _Pace(pace_us), cycle(routes)
+        for _ in range(count):
+            for _ in range(ITEMS):
+                await next(lanes).send(STAMP.pack(time.monotonic_ns()) + _PAD, _LIMIT_S)
+            await pace.wait()
+
+
+class _Worker(worker_pb2_grpc.WorkerServicer):  # type: ignore[misc]
+    """The generated service; Attach is served raw beside it."""
+
+
+async def serve() -> None:
+    """Until stdin ends."""
+    sender = Sender()
+    async with Registry() as registry:
+        server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+
+        async def attach(carrier: Carrier, context: Context) -> None:
+            await serve_tunnel(Tunnel(carrier, registry, Side.ACCEPTING, sender.handlers(), CONFIG), context)
+
+        with_attach(worker_pb2_grpc.add_WorkerServicer_to_server, SERVICE, attach)(_Worker(), server)
+        server.add_registered_method_handlers(STREAM, {"Echo": grpc.stream_stream_rpc_method_handler(bare)})
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        print(json.dumps({"port": port}), flush=True)
+        await asyncio.to_thread(sys.stdin.read)
+        await server.stop(None)
+
+
+if __name__ == "__main__":
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(serve())
