@@ -26,7 +26,7 @@ from libs.tunnel import ChannelFullError, Closed, CloseReason, OnClosed, Registr
 from libs.tunnel.channel import Channel, Put
 from prove.checks import Checks
 from prove.echo_worker import TOKEN
-from prove.pooled import LIMIT_S, ZERO, EchoProcess, Pooled, echoing, pooled, until
+from prove.pooled import LIMIT_S, ZERO, Pooled, echoing, pooled, until
 from prove.report import Claim, Outcome, Size
 from prove.stage import Stage
 from tests.pool.rig import CALM
@@ -212,9 +212,8 @@ async def _trouble(made: Pooled, plan: Plan, seed: int, done: Done, happened: Co
 
 async def _kill(made: Pooled, chance: random.Random) -> None:
     worker = chance.choice(made.workers)
-    before = _lost(made, worker)
     await worker.kill()
-    await until(lambda: _lost(made, worker) > before)
+    await until(lambda: all(writer.endpoint.worker != worker.name for writer in made.pool.writers()))
     await worker.start()
     made.observe(*made.listed)
     if worker in made.listed:
@@ -252,10 +251,6 @@ async def _policy(made: Pooled, policy: PoolPolicy) -> None:
     await until(lambda: all(made.active(worker) >= policy.writers_per_endpoint for worker in made.listed))
     if policy.close_covered:
         await _swap(made)
-
-
-def _lost(made: Pooled, worker: EchoProcess) -> int:
-    return sum(writer.endpoint.worker == worker.name for writer, _ in made.seen.lost)
 
 
 def _loses_some(self: Channel, payload: bytes, now: float) -> Put:

@@ -111,7 +111,10 @@ class Writer:
         self._append(conn_id, payload, sent)
 
     async def wait_space(self) -> None:
-        """Wait until something left the command channel, or the tunnel ends; the caller sets the deadline."""
+        """Wait until half of the command channel is free, or the tunnel ends; the caller sets the deadline.
+
+        Half, so that who sends faster than the tunnel carries waits once in a while and not for each payload.
+        """
         await self._space.wait()
 
     def add_backlog(self, route: Backlogged) -> None:
@@ -254,7 +257,7 @@ class Writer:
         self._taken += len(items)
         if not data:
             self._take_backlog(items, room)
-        if not self._space.is_set() and not self._backlog:
+        if not self._space.is_set() and not self._backlog and self._half_empty():
             self._space.set()
         return items
 
@@ -273,6 +276,10 @@ class Writer:
 
     def _fits(self, size: int) -> bool:
         return len(self._data) < self._config.command_items and self._data_bytes + size <= self._config.command_bytes
+
+    def _half_empty(self) -> bool:
+        config = self._config
+        return len(self._data) <= config.command_items // 2 and self._data_bytes <= config.command_bytes // 2
 
     def _append(self, conn_id: int, payload: bytes, sent: Sent | None) -> None:
         self._data.append((conn_id, payload, sent))

@@ -6,7 +6,20 @@ import time
 
 import pytest
 
-from libs.tunnel import ChannelLimits, Closed, CloseReason, Route, RouteClosedError, TunnelConfig, never_merge
+from libs.tunnel import (
+    ChannelFullError,
+    ChannelLimits,
+    Closed,
+    CloseReason,
+    Counters,
+    Health,
+    Route,
+    RouteClosedError,
+    TunnelConfig,
+    never_merge,
+)
+from libs.tunnel.writer import Writer
+from tests.tunnel.carriers import pair
 from tests.tunnel.harness import FAST, LIMIT_S, concatenate, memory, until
 
 SMALL = ChannelLimits(max_items=16, max_bytes=4096, high_items=8, high_bytes=3000, congested_s=0.15)
@@ -192,3 +205,19 @@ async def test_the_writer_never_waits_for_a_stopped_consumer() -> None:
             assert await near.receive(LIMIT_S) == b"%d" % index
         assert stopped.closed is not None
         assert stopped.closed == Closed(CloseReason.RESOURCE_EXHAUSTED, stopped.closed.detail)
+
+
+def test_a_waiting_sender_is_woken_when_half_of_the_channel_is_free() -> None:
+    """Not for each payload that leaves: a sender faster than its tunnel would wait, fill one place and wait again."""
+    config = dataclasses.replace(TunnelConfig(), command_items=8, max_items=1)
+    carrier, _ = pair()
+    writer = Writer(carrier, config, Counters(), Health(config.health), lambda: 0.0)
+    for _ in range(8):
+        writer.try_send(1, b"x")
+    with pytest.raises(ChannelFullError):
+        writer.try_send(1, b"x")
+    woken = []
+    while writer.waiting_items:
+        assert writer._next() is not None
+        woken.append(writer._space.is_set())
+    assert woken == [False] * 3 + [True] * 5
