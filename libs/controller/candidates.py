@@ -113,18 +113,24 @@ def plan(
         first, chosen = ways[best[0]]
         asked = first.asked()
         every = next(found.found for one, found in made if one is first)
-        leads = holding.leads(asked, chosen, first.entry.chain.full_end)
+        chain = first.entry.chain
+        leads, dealt = holding.leads(asked, chosen, chain.full_end), None
+        if leads and draw.name:
+            fleet.herds.leads(request.request_id, draw.name)
         if holding.worth_asking(first.prefixes, herd):
             hold = holding.hold(asked, chosen, every)
             dealt = holding.drawn(asked, chosen, every)
-            if hold is not None:
-                pruned["held"] += sum([way.boundary < hold.tokens for way in every])
-            elif dealt is not None and dealt != draw:
-                draw = dealt
-                # Dealt among those that are kept, so that what is recorded is dealt the same: every worker's best.
-                best = _by_worker(best, scores)[: knobs.ranked]
-                kept = policy.order(request.request_id, [scores[index] for index in best], knobs, draw)
-                best = [best[place] for place in kept]
+        if herd is None and len(fleet.herds):
+            member = fleet.herds.member(request.request_id, [chunk.hash for chunk in chain.chunks], now_ms)
+            dealt = holding.joined(asked, chosen, member)
+        if hold is not None:
+            pruned["held"] += sum([way.boundary < hold.tokens for way in every])
+        elif dealt is not None and dealt != draw:
+            draw = dealt
+            # Dealt among those that are kept, so that what is recorded is dealt the same: every worker's best.
+            best = _by_worker(best, scores)[: knobs.ranked]
+            kept = policy.order(request.request_id, [scores[index] for index in best], knobs, draw)
+            best = [best[place] for place in kept]
     best = best[: knobs.ranked]
     pruned["rank"] += sum([len(found.found) for _, found in made]) - len(best)
     counts = tuple([Pruned(reason, pruned[reason]) for reason in sorted(pruned) if pruned[reason]])

@@ -21,6 +21,7 @@ from libs.controller import smoothing
 from libs.controller.corrections import Corrections, Said
 from libs.controller.discovery import Forgotten, Observed
 from libs.controller.fixed import Beyond, FixedCosts
+from libs.controller.herds import Herds
 from libs.controller.knobs import POLICY_KNOBS, PolicyKnobs
 from libs.controller.policy import decode_cost, work_ms
 from libs.controller.protocol import (
@@ -141,6 +142,7 @@ class Fleet:
         self.index = ResidencyIndex()
         self.corrections = Corrections(knobs)
         self.fixed = FixedCosts(knobs)
+        self.herds = Herds(knobs.herd_ms)
         self.places = Places(self._slot_of_node)
         self._views: dict[str, WorkerView] = {}
         self._by_node: dict[str, str] = {}  # chunk directory -> worker that claims it
@@ -269,6 +271,7 @@ class Fleet:
         """An accounting effect of the router machine."""
         match effect:
             case Booked():
+                self.herds.booked(effect.assignment, now_ms)
                 view = self._views.get(effect.candidate.worker)
                 if view is not None and view.heartbeat.epoch == effect.candidate.epoch:
                     booking = Booking(work_ms(effect.candidate), effect.candidate.needed_pages, now_ms)
@@ -284,6 +287,7 @@ class Fleet:
                     if effect.assignment in view.bookings:
                         view.bookings[effect.assignment].accepted_ms = now_ms
             case Unbooked():
+                self.herds.unbooked(effect.assignment)
                 self._unbook(effect.assignment)
                 self._ended(effect.assignment)
             case Measured():

@@ -19,6 +19,8 @@ slowest is not behind the best by more than computing the prefix by `hold_gain`,
 given when it was first held. By time alone the worker that has it would take nearly all: it answers at once while the
 others fetch; and then it decodes for all while they idle.
 
+Who comes a moment later, when it is there already, is dealt likewise while many are under way (`herds`).
+
 Two routers know nothing of each other. Who would compute a long prefix that nobody has draws near ties by the name of
 its first new chunk, not by its own: so both choose the same workers, and there are `prefix_copies` in all and not each.
 """
@@ -33,6 +35,7 @@ import numpy as np
 from libs.controller import table as rows
 from libs.controller.bounds import Prefixes
 from libs.controller.fleet import Fleet
+from libs.controller.herds import Member
 from libs.controller.knobs import PolicyKnobs
 from libs.controller.policy import Draw
 from libs.controller.protocol import Tier
@@ -99,6 +102,16 @@ def drawn(of: Request, best: Way, ways: Sequence[Way]) -> Draw | None:
     if best.boundary < herd.tokens or not _spreads(of, herd, ways):
         return Draw(herd.prefix)
     return Draw(herd.prefix, herd.seat, herd.tokens * best.terms.prefill_ms / of.knobs.hold_gain)
+
+
+def joined(of: Request, best: Way, member: Member | None) -> Draw | None:
+    """How one of many that were not held draws its worker: dealt as those, if that spares it a long computation."""
+    if member is None or member.others < of.knobs.herd_least:
+        return None
+    spared_ms = best.boundary * best.terms.prefill_ms
+    if spared_ms < of.knobs.hold_least_ms:
+        return None
+    return Draw(member.prefix, member.seat, spared_ms / of.knobs.hold_gain)
 
 
 def leads(of: Request, best: Way, full_end: int) -> bool:

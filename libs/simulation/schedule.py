@@ -124,7 +124,7 @@ class Settings:
     offer_timeout_ms: float = 200.0
     offers_unanswered: int = 8
     prefix_copies: int = 2
-    hold_least_ms: float = 300.0
+    hold_least_ms: float = 100.0
     attempts: int = 6
     queue: int = 64
     queue_per_tenant: int = 16

@@ -290,10 +290,10 @@ def test_different_prompts_are_not_drawn_to_the_same_worker() -> None:
 
 @pytest.mark.parametrize("why", ["short", "no peers", "dear peers", "break-even", "unreadable", "far", "nobody"])
 def test_nobody_is_held_where_it_is_not_worth_it(why: str) -> None:
-    tiers, shared, now_ms = TIERS, 2_048, 0.0
+    tiers, now_ms, knobs = TIERS, 0.0, KNOBS
     match why:
         case "short":
-            shared = 256
+            knobs = replace(KNOBS, hold_least_ms=3_000.0)
         case "no peers":
             tiers = TIERS[:3]
         case "dear peers":
@@ -302,14 +302,14 @@ def test_nobody_is_held_where_it_is_not_worth_it(why: str) -> None:
             tiers = (*TIERS[:3], TierCost(Tier.PEER, 1.0, 20_000.0, 4_096))
         case "unreadable":
             tiers = (TIERS[0], TIERS[3])
-    fleet = a_fleet(tiers=tiers)
+    fleet = a_fleet(knobs=knobs, tiers=tiers)
     if why != "nobody":
         for name in ("x1", "x2"):
-            booked(fleet, asked(name, shared), now_ms)
+            booked(fleet, asked(name), now_ms)
     if why == "far":
         # Long overdue: whoever was computing it is not believed any more.
         now_ms = 10_000.0
-    assert plan(fleet, asked("x3", shared), now_ms).hold is None
+    assert plan(fleet, asked("x3"), now_ms).hold is None
 
 
 def resident(fleet: Fleet, wanted: GenerationRequest, worker: str, *tiers: Tier) -> rx.Herd:
@@ -339,3 +339,48 @@ def test_a_lost_prefix_is_computed_by_one_whom_all_routers_choose() -> None:
     herds = [rx.Herd("ab" * 32, 2_048, seat, 100.0) for seat in range(8)]
     chosen = {plan(a_fleet(), asked(f"x{herd.seat}"), herd=herd).ranked[0].candidate.worker for herd in herds}
     assert len(chosen) == 1
+
+
+# --- those who come when it is there already ---
+
+
+def busy(knobs: PolicyKnobs = KNOBS) -> tuple[Fleet, dict[str, str]]:
+    """A leader and eleven others are under way for a prefix that by now one worker has, in memory too."""
+    fleet = a_fleet(knobs=knobs)
+    first = asked("x0")
+    leader = booked(fleet, first)
+    fleet.account(fx.Accepted(AssignmentId("x0", 1)), 1.0)
+    chunks = candidates.variant(MODEL, first).chain.chunks[:8]
+    tiers = (Tier.GPU, Tier.RAM)
+    held = tuple(Resident(chunk.hash, chunk.end, tier, MODEL.fingerprint) for chunk in chunks for tier in tiers)
+    observe(fleet, heartbeat(leader, tiers=TIERS, resident=held), now_ms=2_200.0)
+    return fleet, {f"x{i}": booked(fleet, asked(f"x{i}"), 2_200.0) for i in range(1, 40)}
+
+
+def test_of_many_who_come_when_it_is_there_all_but_the_first_few_are_dealt() -> None:
+    fleet, chosen = busy()
+    first = {chosen[f"x{i}"] for i in range(1, KNOBS.herd_least)}
+    assert len(first) == 1  # a few go where it is
+    later = [chosen[f"x{i}"] for i in range(KNOBS.herd_least, 40)]
+    assert all(3 <= later.count(f"w{i}") <= 5 for i in range(8))
+    # Planned again, a request keeps its seat.
+    assert booked(fleet, asked("x39"), 2_200.0) == chosen["x39"]
+
+
+def test_nobody_is_dealt_when_the_herd_is_over() -> None:
+    fleet, chosen = busy()
+    worker = chosen["x1"]
+    late = plan(fleet, asked("y"), KNOBS.herd_ms + 1.0)
+    assert late.draw.band_ms == 0.0
+    fleet, chosen = busy()
+    for name in chosen:
+        fleet.account(fx.Unbooked(AssignmentId(name, 1)), 2_300.0)
+    alone = plan(fleet, asked("y"), 2_300.0)
+    assert alone.draw.band_ms == 0.0 and alone.ranked[0].candidate.worker == worker
+
+
+def test_few_are_no_herd() -> None:
+    fleet, chosen = busy(replace(KNOBS, herd_least=100))
+    assert plan(fleet, asked("y"), 2_200.0).draw.band_ms == 0.0
+    at_first = [chosen[f"x{i}"] for i in range(1, KNOBS.herd_least)]
+    assert len(set(at_first)) == 1  # by time alone
