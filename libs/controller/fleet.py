@@ -60,14 +60,6 @@ class Booking:
 
 
 @dataclass(slots=True)
-class Own:
-    """One assignment of this router, from its offer to its end. `beyond`: those parts of its predicted first token."""
-
-    beyond: Beyond
-    accepted: bool = False
-
-
-@dataclass(slots=True)
 class WorkerView:
     """One live worker process."""
 
@@ -84,7 +76,7 @@ class WorkerView:
     idle_at_ms: float = 0.0  # when all that is known of will be worked off
     booked_pages: int = 0
     way_ms: float = 0.0  # from offer to first token, what is none of the worker's time, as far as believed
-    own: dict[AssignmentId, Own] = field(default_factory=dict)
+    own: dict[AssignmentId, Beyond] = field(default_factory=dict)  # this router's, from their offers to their ends
     others: int = 0  # assignments of other routers, when `load` came
     withheld: bool = False  # the router itself makes it no offers
 
@@ -118,10 +110,9 @@ class WorkerView:
         """That decode, or will by the time a request that comes now draws its first token."""
         return self.others + len(self.own)
 
-    def heard(self, load: Load, now_ms: float, more: int = 0) -> None:
-        """Counts of the worker, with `more` own assignments than were known to be accepted."""
-        self.load, self.heard_ms = load, now_ms
-        self.others = max(0, load.active - sum([one.accepted for one in self.own.values()]) - more)
+    def heard(self, load: Load, now_ms: float) -> None:
+        """Counts of the worker. (They may contain an assignment whose acceptance is still on its way.)"""
+        self.load, self.heard_ms, self.others = load, now_ms, max(0, load.active - len(self.own))
 
     @property
     def free_pages(self) -> int:
@@ -245,8 +236,7 @@ class Fleet:
         view = self._views.get(worker)
         if view is None or view.heartbeat.epoch != reply.epoch:
             return
-        own = view.own.get(reply.assignment)
-        view.heard(reply.load, now_ms, more=own is not None and reply.accepted and not own.accepted)
+        view.heard(reply.load, now_ms)
         booking = view.bookings.get(reply.assignment)
         if booking is not None and reply.accepted:
             booking.pages = 0
@@ -281,11 +271,9 @@ class Fleet:
                     self._booked[effect.assignment] = effect.candidate.worker
                     self._begun(view, effect.assignment, effect.candidate)
             case Accepted():
-                view = self._views.get(self._own.get(effect.assignment, ""))
-                if view is not None:
-                    view.own[effect.assignment].accepted = True
-                    if effect.assignment in view.bookings:
-                        view.bookings[effect.assignment].accepted_ms = now_ms
+                view = self._views.get(self._booked.get(effect.assignment, ""))
+                if view is not None and effect.assignment in view.bookings:
+                    view.bookings[effect.assignment].accepted_ms = now_ms
             case Unbooked():
                 self.herds.unbooked(effect.assignment)
                 self._unbook(effect.assignment)
@@ -296,8 +284,8 @@ class Fleet:
                     self._learn(view, effect)
 
     def _learn(self, view: WorkerView, effect: Measured) -> None:
-        own = view.own.get(effect.assignment) if effect.assignment is not None else None
-        beyond, timings = Beyond() if own is None else own.beyond, effect.timings
+        known = view.own.get(effect.assignment) if effect.assignment is not None else None
+        beyond, timings = known or Beyond(), effect.timings
         self.fixed.learn(effect.candidate, timings, effect.way_ms, beyond)
         terms = replace(
             timings,
@@ -313,7 +301,7 @@ class Fleet:
 
     def _begun(self, view: WorkerView, assignment: AssignmentId, candidate: Candidate) -> None:
         before = self._step_ms(view)
-        view.own[assignment] = Own(self.fixed.predicted(candidate, view.way_ms))
+        view.own[assignment] = self.fixed.predicted(candidate, view.way_ms)
         self._own[assignment] = view.worker
         self._lanes_moved(view, before)
 

@@ -147,10 +147,10 @@ def test_own_assignments_are_lanes_from_offer_to_end_and_those_of_others_as_hear
     fleet.account(Accepted(first), 2.0)
     assert lanes(fleet) == 3, "the reply counts the assignment itself"
     fleet.account(Booked(second, ONE), 3.0)
-    fleet.replied("w", OfferReply(second, 1, False, load=Load(0.0, active=3)), 4.0)
     fleet.account(Unbooked(second), 4.0)
+    fleet.observe(Observed(heartbeat("w", sequence=2, load=Load(0.0, active=3)), False, True), 30.0)
     assert lanes(fleet) == 3
-    fleet.observe(Observed(heartbeat("w", sequence=2, load=Load(0.0, active=1)), False, True), 60.0)
+    fleet.observe(Observed(heartbeat("w", sequence=3, load=Load(0.0, active=1)), False, True), 60.0)
     assert lanes(fleet) == 1, "the others have ended"
     fleet.account(Unbooked(first), 70.0)
     fleet.account(Unbooked(first), 70.0)
