@@ -7,6 +7,10 @@ A small task per route hands replies, deltas and results to the machine. A route
 dropped route. What arrives is handed over in the loop's next turn, and a tunnel takes several to end: a result that
 came in with its last bytes still counts.
 
+The tunnels of a process that dies break one after the other. So a route that was lost with its tunnel is dropped only
+`settle_s` later: until then it may turn out that the process is lost, which is another thing. It counts against a
+prompt that kills its workers, and a resume over the next tunnel would have been lost as well.
+
 An assignment that was cancelled keeps its route a little longer: its worker's last words (a late acceptance, a result)
 then reach the machine and are fenced and counted there, and the worker closes the route itself. Past `_LINGER_S` it is
 closed here.
@@ -16,8 +20,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from contextlib import aclosing
-from dataclasses import dataclass, replace
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, field, replace
 
 from libs.controller.errors import EncodingError, WireError
 from libs.controller.fleet import Fleet
@@ -52,6 +56,8 @@ from services.router.heartbeat_order import HeartbeatOrder
 from services.router.spans import RequestSpans
 
 _LINGER_S = 5.0
+SETTLE_S = 0.1
+"""The kernel closes all sockets of a process at once; what is between is two turns of a busy event loop."""
 
 log = get_logger(__name__)
 
@@ -73,6 +79,7 @@ class _Carried:
     ended: bool = False  # its result is here, and waits for a heartbeat
     cancelled: bool = False  # the worker has been told, or will be when the route opens
     linger: asyncio.TimerHandle | None = None
+    told: asyncio.Event = field(default_factory=asyncio.Event)  # that it is over
 
     @property
     def worker(self) -> str:
@@ -102,6 +109,7 @@ class Assignments:
         self._spawn = spawn
         self._order = order
         self._carried: dict[AssignmentId, _Carried] = {}
+        self.settle_s = SETTLE_S
 
     def __len__(self) -> int:
         """Assignments with a route, or about to have one."""
@@ -133,6 +141,7 @@ class Assignments:
         if carried is None or carried.over:
             return
         carried.over = True
+        carried.told.set()
         if carried.route is None:
             if carried.opening is not None and carried.opening is not asyncio.current_task():
                 carried.opening.cancel()  # nothing was bound, and nothing will be
@@ -142,13 +151,6 @@ class Assignments:
             carried.linger = loop.call_later(_LINGER_S, carried.route.close, CloseReason.CANCELLED)
         else:
             carried.route.close(CloseReason.DONE)
-
-    # --- tunnels ---
-
-    def routes_ended(self, tunnel_id: int) -> None:
-        """A tunnel is gone, its worker process is not."""
-        for carried in self._of(tunnel_id):
-            self._drop(carried, "its tunnel was lost")
 
     # --- one assignment ---
 
@@ -201,6 +203,10 @@ class Assignments:
                 # Ends with the route at the latest: its tunnel watches the peer.
                 payloads = await route.receive_all()
             except RouteClosedError as error:
+                if error.closed.reason is CloseReason.PEER_LOST:
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(self.settle_s):
+                            await carried.told.wait()
                 self._drop(carried, f"route closed: {error.closed.reason.label} {error.closed.detail}".rstrip())
                 return
             for payload in payloads:
@@ -266,10 +272,3 @@ class Assignments:
             route.close(CloseReason.CANCELLED)  # passes a full channel, and says the same
         except RouteClosedError:
             return
-
-    def _of(self, tunnel_id: int) -> list[_Carried]:
-        return [
-            carried
-            for carried in self._carried.values()
-            if carried.route is not None and carried.route.tunnel_id == tunnel_id
-        ]

@@ -57,9 +57,8 @@ class _Known:
 class Observatory:
     """See the module.
 
-    `waiting`: requests that wait for capacity; `awaited`: prefixes that requests are held for; `routes_ended`: a tunnel
-    took its routes along; `identify`: the process that a tunnel leads to; `takes`: whether a worker's tunnels take new
-    routes.
+    `waiting`: requests that wait for capacity; `awaited`: prefixes that requests are held for; `identify`: the process
+    that a tunnel leads to; `takes`: whether a worker's tunnels take new routes.
     """
 
     def __init__(
@@ -71,7 +70,6 @@ class Observatory:
         *,
         waiting: Callable[[], int],
         awaited: Callable[[], Collection[str]],
-        routes_ended: Callable[[int], None],
         identify: Callable[[Tunnel, int], None],
         takes: Callable[[str], bool],
     ) -> None:
@@ -83,7 +81,6 @@ class Observatory:
         self._feed = feed
         self._waiting = waiting
         self._awaited = awaited
-        self._routes_ended = routes_ended
         self._identify = identify
         self._takes = takes
         self._tunnels: dict[int, _Known] = {}
@@ -146,7 +143,7 @@ class Observatory:
                 case Forgotten():
                     self.fleet.forget(effect)
                 case RoutesEnded():
-                    self._routes_ended(effect.tunnel)
+                    pass  # each of them says so itself
                 case WorkerUnavailable():
                     self.order.gone(effect.worker)
                     self.losses[effect.loss.value] += 1

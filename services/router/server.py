@@ -130,7 +130,6 @@ async def assemble(settings: RouterSettings, service: Service, tunnel_config: Tu
         shell.feed,
         waiting=lambda: machine.waiting,
         awaited=lambda: machine.awaited,
-        routes_ended=lambda tunnel: assignments.routes_ended(tunnel),
         identify=lambda tunnel, epoch: workers.pool.identify(tunnel, epoch),
         takes=lambda worker: workers.takes(worker),
     )

@@ -13,6 +13,7 @@ import pytest
 from libs.contracts.segue.v1 import catalog_pb2, pool_pb2, router_pb2
 from libs.controller.discovery import Rejection
 from libs.controller.protocol import ErrorDelivery, StatusCode
+from libs.controller.router_effects import Outcome
 from libs.pool.knobs import PoolPolicy
 from libs.service.errors import read_error
 from libs.tunnel import CloseReason
@@ -83,6 +84,39 @@ async def test_one_lost_tunnel_of_two_resumes_its_own_routes_and_no_others() -> 
         for loss in ("process", "silence", "retired"):
             assert rig.metric("worker_losses_total", loss=loss) == 0
         await both_tunnels(rig)
+
+
+async def test_a_route_lost_with_the_first_tunnel_of_a_dying_process_is_lost_with_its_worker() -> None:
+    """Its tunnels break one after the other: one loss, which counts against the prompt, and one resume, elsewhere."""
+    async with running(None, None, **CALM) as rig:
+        await both_tunnels(rig)
+        rig.router.assignments.settle_s = LIMIT_S
+        stream = await rig.ingress.submit(request(8, 6))
+        await eventually(lambda: sum(len(worker.jobs) for worker in rig.workers) == 1, "an offer")
+        dying = next(worker for worker in rig.workers if worker.jobs)
+        other = next(worker for worker in rig.workers if worker is not dying)
+        job = await dying.next()
+        job.accept()
+        job.delta(1)
+        await stream.until(1)
+
+        def broken() -> float:
+            return rig.metric("tunnels_closed_total", peer="worker", reason="peer_lost")
+
+        before = broken()
+        tunnel_of(dying, job).close(CloseReason.PEER_LOST)
+        await eventually(lambda: broken() > before, "the router sees the first one break")
+        assert (len(dying.jobs), len(other.jobs)) == (1, 0), "not resumed while the process may be dying"
+        await dying.kill()
+        resumed = await other.next()
+        assert resumed.index == 1
+        resumed.run()
+        assert (await stream.completed(6)).served.attempts == 2
+        assert rig.metric("worker_losses_total", loss="process") == 1
+        assert [one.attempts[-1].outcome for one in rig.router.decisions.newest] == [
+            Outcome.WORKER_LOST,
+            Outcome.COMPLETED,
+        ]
 
 
 async def test_heartbeats_stay_single_through_the_loss_of_the_elected_tunnel() -> None:
