@@ -2,8 +2,8 @@
 
 The heartbeat says what the ended assignment left resident, and whoever hears of the end may send its next turn at
 once. On one tunnel the one comes before the other; over two tunnels the result may overtake. So it names the heartbeat,
-and waits for it here, within `patience_s`. It waits no longer than its worker's process and its elected tunnel last:
-a heartbeat that was lost with them does not come.
+and waits for it here, within `patience_s`, and no longer than its worker's process lasts. Where the heartbeat was lost
+with its tunnel, the first one on the next tunnel is a later one, and says the same.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class HeartbeatOrder:
         )
 
     def gone(self, worker: str) -> None:
-        """Heartbeats that were under way may be lost."""
+        """The process is lost, and with it every heartbeat under way."""
         self._release(worker, lambda _kept: False)
 
     def _release(self, worker: str, stays: Callable[[_Kept], bool]) -> None:

@@ -100,9 +100,7 @@ class Observatory:
 
     def lost(self, tunnel: Tunnel, orderly: bool) -> None:
         """It is gone."""
-        known = self._tunnels.pop(tunnel.tunnel_id, None)
-        if known is not None:
-            self.order.gone(known.worker)
+        self._tunnels.pop(tunnel.tunnel_id, None)
         self._obey(self.registry.closed(tunnel.tunnel_id, now_ms(), orderly))
 
     def control(self, tunnel: Tunnel, payload: bytes) -> None:

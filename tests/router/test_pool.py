@@ -144,14 +144,16 @@ async def test_heartbeats_stay_single_through_the_loss_of_the_elected_tunnel() -
         assert rig.metric("worker_losses_total", loss="process") == 0 and rig.metric("workers") == 1
 
 
-@pytest.mark.parametrize("comes", ["the heartbeat", "the loss of its tunnel", "the loss of the process", "nothing"])
+@pytest.mark.parametrize(
+    "comes", ["the heartbeat", "the loss of its tunnel", "another election", "the loss of the process", "nothing"]
+)
 async def test_a_result_that_overtakes_the_heartbeat_before_it_waits_for_it(comes: str) -> None:
     """The next turn, sent at once, must find what the worker kept. A heartbeat that cannot come is not waited for."""
     async with running(None, **CALM) as rig:
         await both_tunnels(rig)
         worker, order = rig.worker, rig.router.observatory.order
         order.patience_s = LIMIT_S
-        job = (await begun(rig, worker, 1, tokens=1))[0]
+        job = (await begun(rig, worker, 1))[0]  # it stops after one token of six
         if comes == "nothing":
             order.patience_s = 0.01
         job[1].result(heartbeat=worker._sequence + 1)
@@ -161,6 +163,10 @@ async def test_a_result_that_overtakes_the_heartbeat_before_it_waits_for_it(come
         if comes == "the heartbeat":
             worker.say()
         elif comes == "the loss of its tunnel":
+            tunnel_of(worker, job[1]).close(CloseReason.PEER_LOST)
+            await eventually(lambda: sum(not tunnel.closed for tunnel in worker.tunnels) == 2, "dialled again")
+            worker.say()
+        elif comes == "another election":
             assert worker._elected is not None
             worker._elected[1].close(CloseReason.PEER_LOST)
         elif comes == "the loss of the process":
