@@ -61,6 +61,8 @@ class Shadow:
     planned: dict[str, int] = field(default_factory=dict)  # request -> its newest plan
     delivered: dict[int, int] = field(default_factory=dict)  # tokens, by origin
     timers: dict[TimerId, None] = field(default_factory=dict)
+    holds: dict[str, rx.Hold] = field(default_factory=dict)  # request -> why its newest plan would hold it
+    led: dict[TimerId, rx.Hold] = field(default_factory=dict)  # timers of those that are held for a prefix
     dropped: dict[tuple[str, int], None] = field(default_factory=dict)  # processes that lost a route in use
 
     def weigh(self, event: rx.RouterEvent) -> Weight:
@@ -109,12 +111,17 @@ class Shadow:
             case rx.WorkerUnavailable():
                 if self.at(event.worker, event.epoch):
                     return Weight.COUNTS
-                return Weight.ANY if (event.worker, event.epoch) in self.dropped else Weight.NOTHING
+                process = (event.worker, event.epoch)
+                return Weight.ANY if process in self.dropped or self.led_by(process) else Weight.NOTHING
         return Weight.ANY
 
     def at(self, worker: str, epoch: int) -> list[Active]:
         """Active attempts at one process."""
         return [one for one in self.active.values() if one.worker == worker and one.epoch == epoch]
+
+    def led_by(self, process: tuple[str, int]) -> list[str]:
+        """Requests that are held for what this process computes."""
+        return [timer.request_id for timer, hold in self.led.items() if process in hold.leaders]
 
     def _own(self, worker: str, assignment: AssignmentId, epoch: int) -> Active | None:
         active = self.active.get(assignment.request_id)
@@ -149,13 +156,17 @@ class Shadow:
             case rx.Planned():
                 if self.wanted.get(event.request_id) == event.plan_id:
                     del self.wanted[event.request_id]
+                    if event.plan.hold is not None:
+                        self.holds[event.request_id] = event.plan.hold
             case rx.OfferTimedOut():
                 timer = TimerId(TimerKind.OFFER, event.assignment.request_id, event.assignment.attempt)
                 self.timers.pop(timer, None)
             case rx.RouteDropped():
                 self.dropped[event.worker, event.epoch] = None
             case rx.HoldExpired():
-                self.timers.pop(TimerId(TimerKind.HOLD, event.request_id, event.plan_id), None)
+                timer = TimerId(TimerKind.HOLD, event.request_id, event.plan_id)
+                self.timers.pop(timer, None)
+                self.led.pop(timer, None)
             case rx.DeadlineReached():
                 self.timers.pop(TimerId(TimerKind.DEADLINE, event.request_id, event.origin), None)
 
@@ -164,8 +175,16 @@ class Shadow:
         match effect:
             case SetTimer():
                 self.timers[effect.timer] = None
+                if effect.timer.kind is TimerKind.HOLD:
+                    hold = self.holds.pop(effect.timer.request_id, None)
+                    if hold is None:
+                        return f"{effect.timer} is set and no plan says that it is to be held"
+                    if effect.after_ms > hold.alone_ms:
+                        return f"{effect.timer} is set to {effect.after_ms} ms, computing alone takes {hold.alone_ms}"
+                    self.led[effect.timer] = hold
             case CancelTimer():
                 self.timers.pop(effect.timer, None)
+                self.led.pop(effect.timer, None)
             case PlanRequested():
                 self.wanted[effect.request_id] = self.planned[effect.request_id] = effect.plan_id
             case SendOffer():

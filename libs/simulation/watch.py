@@ -115,6 +115,9 @@ class Watch:
             case rx.DeltaReceived():
                 if weight is Weight.COUNTS and not any(isinstance(effect, Deliver) for effect in effects):
                     raise self.active.broken(f"{event} was not delivered")
+            case rx.WorkerUnavailable():
+                for request_id in shadow.led_by((event.worker, event.epoch)):
+                    raise self.one_end.broken(f"{request_id} is held for what {event.worker} computed, which is gone")
             case rx.HoldExpired():
                 touched[event.request_id] = None
             case rx.OfferTimedOut() | rx.RouteDropped():
