@@ -122,7 +122,8 @@ class FixedCosts:
             model.handoff_ms = _median(model.handoffs)
         model.tiers[tier] = self._more(model.tiers.get(tier), measured - own, own)
         model.fixed[tier] = _median(model.tiers[tier])
-        bound = knobs.fixed_bound_ms
+        # On a slow device all of it is longer.
+        bound = max(knobs.fixed_bound_ms, candidate.first_token_ms - beyond.fixed_ms)
         model.of = tuple([min(bound, max(-bound, model.fixed.get(one, 0.0) + model.handoff_ms)) for one in Tier])
 
     def forget(self, worker: str) -> None:

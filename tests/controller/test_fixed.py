@@ -88,6 +88,10 @@ def test_it_is_bounded_and_frozen_in_overload_and_leaves_something_of_a_first_to
     assert found[Tier.SSD] == 0.0, "what was to be restored had come meanwhile"
     assert found[Tier.RAM] == pytest.approx(5.2 - 39.0)
     assert predicted(costs, replace(ONE, tier=Tier.RAM)).first_token_ms == 0.5
+    for _ in range(20):
+        slow = replace(BUSY, first_token_ms=400.0)
+        costs.learn(slow, Timings(0.0, 0.0, 4.0, 9_000.0), 0.0, Beyond())
+    assert costs.of(F)[Tier.GPU] == 400.0, "all of it is longer on a slow device"
     for own, fixed in ((5.0, 3.0), (5.0, -4.0), (5.0, -33.8)):
         assert first_ms(own, fixed) - part_of(first_ms(own, fixed), fixed) == pytest.approx(own)
 
