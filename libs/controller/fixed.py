@@ -13,6 +13,10 @@ Each is learned as a median over the last attempts: of what measured times had m
 much as a millisecond matters to it (1 / predicted), so that half of all predictions are too high and half too low. A
 median does not see the one attempt in ten that met a full disk or a scheduler.
 
+A tier that was seldom measured is taken for the usual one of its model, and a restore never for cheaper than what is
+resident: else the tier of which nothing is known would look best. What was to be restored and proved resident is one
+more measurement of what is resident.
+
 A wait is no part of it where one was predicted: a queue that is mispredicted says nothing of the tier. Handoff and
 tiers are learned for all workers of a model together: they tell tiers apart and never workers, so that nobody gets the
 work for having been lucky. A way is the worker's own, but believed only as far as it clearly differs from all ways of
@@ -24,7 +28,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -55,12 +59,12 @@ class Beyond:
 @dataclass(slots=True)
 class _Model:
     tiers: dict[Tier, Samples] = field(default_factory=dict)
-    handoffs: Samples | None = None
+    every: Samples = field(default_factory=deque)  # of all tiers
+    handoffs: Samples = field(default_factory=deque)
     ways: dict[str, deque[float]] = field(default_factory=dict)  # by worker
     all_ways: deque[float] = field(default_factory=deque)
     usual_way_ms: float = 0.0
     handoff_ms: float = 0.0
-    fixed: dict[Tier, float] = field(default_factory=dict)
     of: tuple[float, ...] = NOTHING
 
 
@@ -106,9 +110,9 @@ class FixedCosts:
         tier = candidate.tier
         measured = timings.prefill_ms + timings.first_token_ms
         own = candidate.compute_tokens * candidate.prefill_ms_per_token + candidate.first_token_ms - beyond.fixed_ms
-        if tier in _READS:
-            if timings.restore_ms <= 0:
-                return  # what was to be restored had come meanwhile
+        if tier in _READS and timings.restore_ms <= 0:
+            tier = Tier.GPU
+        elif tier in _READS:
             measured += timings.restore_ms
             own += candidate.load_ms + candidate.restore_ms
         # Whoever is loaded while lanes decode waits again for what is left of their step, and that was not predicted.
@@ -117,14 +121,15 @@ class FixedCosts:
         if idle or hidden:
             measured += timings.queue_ms
             own += beyond.handoff_ms
+        weight = 1 / max(_LEAST_MS, own)
         if idle:
-            model.handoffs = self._more(model.handoffs, timings.queue_ms, own)
-            model.handoff_ms = _median(model.handoffs)
-        model.tiers[tier] = self._more(model.tiers.get(tier), measured - own, own)
-        model.fixed[tier] = _median(model.tiers[tier])
+            self._more(model.handoffs, timings.queue_ms, weight)
+            model.handoff_ms = self._median(model.handoffs, 0.0)
+        for samples, times in ((model.tiers.setdefault(tier, deque()), 1), (model.every, 4)):
+            self._more(samples, measured - own, weight, times)
         # On a slow device all of it is longer.
         bound = max(knobs.fixed_bound_ms, candidate.first_token_ms - beyond.fixed_ms)
-        model.of = tuple([min(bound, max(-bound, model.fixed.get(one, 0.0) + model.handoff_ms)) for one in Tier])
+        model.of = self._of(model, bound)
 
     def forget(self, worker: str) -> None:
         """Another process may be elsewhere."""
@@ -141,12 +146,32 @@ class FixedCosts:
                 ways.popleft()
         model.usual_way_ms = median(model.all_ways)
 
-    def _more(self, samples: Samples | None, ms: float, predicted_ms: float) -> Samples:
-        weight = 1 / max(_LEAST_MS, predicted_ms)
-        if samples is None:
-            samples = deque([(0.0, weight)] * self.knobs.fixed_prior, self.knobs.fixed_window)
+    def _of(self, model: _Model, bound: float) -> tuple[float, ...]:
+        usual = self._median(model.every, 0.0)
+        found = [self._median(model.tiers.get(tier, ()), usual) for tier in Tier]
+        least = found[Tier.GPU]
+        for tier in _READS:
+            found[tier] = max(found[tier], least)
+        return tuple([min(bound, max(-bound, one + model.handoff_ms)) for one in found])
+
+    def _more(self, samples: Samples, ms: float, weight: float, times: int = 1) -> None:
         samples.append((ms, weight))
-        return samples
+        if len(samples) > times * self.knobs.fixed_window:
+            samples.popleft()
+
+    def _median(self, samples: Collection[tuple[float, float]], prior_ms: float) -> float:
+        """By weight: not less than half of it lies at or below. The prior stands for a few of the samples' weight."""
+        if not samples:
+            return prior_ms
+        whole = sum([weight for _, weight in samples])
+        few = max(0, self.knobs.fixed_window - len(samples)) * self.knobs.fixed_prior / self.knobs.fixed_window
+        ordered = sorted([*samples, (prior_ms, few * whole / len(samples))])
+        half, passed = sum([weight for _, weight in ordered]) / 2, 0.0
+        for value, weight in ordered:
+            passed += weight
+            if passed >= half * (1 - 1e-9):
+                return value
+        return ordered[-1][0]
 
 
 def first_ms(own_ms: float, fixed_ms: float) -> float:
@@ -157,14 +182,3 @@ def first_ms(own_ms: float, fixed_ms: float) -> float:
 def part_of(first_token_ms: float, fixed_ms: float) -> float:
     """How much of such a first token is the fixed time: less where all of a negative one would have left nothing."""
     return max(fixed_ms, first_token_ms * (1 - 1 / _LEAST_SHARE))
-
-
-def _median(samples: Iterable[tuple[float, float]]) -> float:
-    """By weight: not less than half of it lies at or below."""
-    ordered = sorted(samples)
-    half, passed = sum([weight for _, weight in ordered]) / 2, 0.0
-    for value, weight in ordered:
-        passed += weight
-        if passed >= half * (1 - 1e-9):
-            return value
-    return ordered[-1][0]

@@ -63,7 +63,7 @@ class PolicyKnobs:
     correction_most: float = 3.0  # times its prediction that a measured time counts at most
     way_window: int = 15  # attempts on a worker whose median way to it and back counts
     fixed_window: int = 15  # attempts of a model and tier whose median counts as what is fixed of their first tokens
-    fixed_prior: int = 3  # of them that are thought to have had nothing of it before the first
+    fixed_prior: int = 3  # of them that are thought to have been as usual before the first
     fixed_bound_ms: float = 100.0  # more than that, and than a first token's own time, is not believed
     cost_share: float = 0.05  # of what is believed of a worker's costs that a heartbeat replaces; more of the first few
     overload_queue_ms: float = 5_000.0  # a predicted queue above this freezes the corrections
