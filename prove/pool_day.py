@@ -165,7 +165,7 @@ class _Play:
             settled = world.now - self.since[cell] >= policy.recovery_grace_s + _DUE_S
             if quiet >= policy.idle_s + _DUE_S and settled:
                 due, why = policy.idle_writers_per_endpoint, "idle"
-            elif quiet < policy.idle_s and world.now - self.since[cell] >= _DUE_S:
+            elif quiet < policy.idle_s - _DUE_S and world.now - self.since[cell] >= _DUE_S:
                 due, why = policy.writers_per_endpoint, "active"
             else:
                 continue

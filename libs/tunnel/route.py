@@ -123,15 +123,17 @@ class Route:
         Raises RouteClosedError once the route has ended and nothing waits, TimeoutError past the deadline. Without a
         deadline the wait ends with the route at the latest, whose tunnel watches its peer.
         """
-        if not len(self.inbound):
-            await self._wait(timeout_s)
-        return self.inbound.take()
+        inbound = self.inbound
+        while not len(inbound):
+            await self._arrival(timeout_s)
+        return inbound.take()
 
     async def receive_all(self, timeout_s: float | None = None) -> list[bytes]:
         """All payloads that wait, at least one. Raises like ``receive``."""
-        if not len(self.inbound):
-            await self._wait(timeout_s)
-        return self.inbound.take_all()
+        inbound = self.inbound
+        while not len(inbound):
+            await self._arrival(timeout_s)
+        return inbound.take_all()
 
     def close(self, reason: CloseReason = CloseReason.DONE, detail: str = "") -> None:
         """End the route here and tell the peer, behind everything sent before; idempotent."""
@@ -192,23 +194,19 @@ class Route:
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
 
-    async def _wait(self, timeout_s: float | None) -> None:
-        if self._waiter is not None:
+    def _arrival(self, timeout_s: float | None) -> asyncio.Future[None]:
+        """To be awaited: something comes, or the route ends. A plain future, for this is once per payload."""
+        self._check_open()
+        if self._waiter is not None and not self._waiter.done():
             raise RuntimeError(f"route {self.conn_id} has a consumer already")
         loop = asyncio.get_running_loop()
-        # One timer over all wake-ups of this wait; asyncio.timeout costs more than the rest of it.
-        expiry = None if timeout_s is None else loop.call_later(timeout_s, self._expire)
-        try:
-            while not len(self.inbound):
-                self._check_open()
-                self._waiter = loop.create_future()
-                await self._waiter
-        finally:
-            self._waiter = None
-            if expiry is not None:
-                expiry.cancel()
+        self._waiter = waiter = loop.create_future()
+        if timeout_s is not None:
+            # asyncio.timeout costs more than the rest of the wait.
+            expiry = loop.call_later(timeout_s, self._expire, waiter)
+            waiter.add_done_callback(lambda _waiter: expiry.cancel())
+        return waiter
 
-    def _expire(self) -> None:
-        waiter = self._waiter
-        if waiter is not None and not waiter.done():
+    def _expire(self, waiter: asyncio.Future[None]) -> None:
+        if not waiter.done():
             waiter.set_exception(TimeoutError(f"nothing came on route {self.conn_id} within the deadline"))

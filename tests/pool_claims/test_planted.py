@@ -67,6 +67,12 @@ async def test_a_stopped_consumer_that_takes_others_along(monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("stopped", "good"), [([4.1, 4.0, 3.9], True), ([4.9, 4.8, 4.7], True), ([6.0, 6.1, 3.0], False)]
 )
+def test_nothing_is_told_by_noise() -> None:
+    checks = Checks()
+    p6_stopped_consumer.judge(checks, [1.0, 2.0, 9.0], [2.0, 2.0, 2.0])
+    assert len(checks.failed) == 1
+
+
 def test_latencies_are_held_against_the_noise(stopped: list[float], good: bool) -> None:
     checks = Checks()
     p6_stopped_consumer.judge(checks, [3.6, 4.0, 4.2], stopped)
