@@ -5,44 +5,22 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import grpc.aio
 import pytest
 
 from cli.demo.talk import Answer
-from libs.contracts.segue.v1 import pool_pb2, router_pb2, router_pb2_grpc
+from libs.contracts.segue.v1 import router_pb2
 from prove.stage import Stage
 from tests.e2e.chats import SAMPLED, Body, case, complete, prompt
 from tests.e2e.oracle import Oracle
+from tests.e2e.pools import WITHIN_S, router_of, shown, until
 
 ROOT = Path(__file__).resolve().parents[2]
 HOWS: tuple[Body | None, ...] = (None, SAMPLED, None, SAMPLED)
-WITHIN_S = 60.0
 TOKENS = 400
 """Of each stream: long enough to be still running when something is done in its midst."""
-
-
-@asynccontextmanager
-async def router_of(stage: Stage) -> AsyncIterator[Any]:
-    async with grpc.aio.insecure_channel(stage.cluster.router_target) as channel:
-        yield router_pb2_grpc.RouterStub(channel)
-
-
-async def shown(router: Any) -> pool_pb2.PoolStatus:
-    found: pool_pb2.PoolStatus = (await router.GetPool(router_pb2.GetPoolRequest(), timeout=30)).pool
-    return found
-
-
-async def until(router: Any, holds: Callable[[pool_pb2.PoolStatus], bool]) -> None:
-    async with asyncio.timeout(WITHIN_S):
-        while True:
-            if holds(await shown(router)):
-                return
-            await asyncio.sleep(0.02)
 
 
 async def disturbed(stage: Stage, act: Any, seed: int) -> list[tuple[Answer, Answer]]:
@@ -92,7 +70,8 @@ async def test_a_swap_under_load_alters_no_stream(stage: Stage, oracle: Oracle, 
         await router.SetPoolPolicy(router_pb2.SetPoolPolicyRequest(knobs={"close_covered": "false"}), timeout=30)
         retired = (await shown(router)).counters.route_ends["retired"] - first.counters.route_ends["retired"]
     await all_exact(oracle, pairs)
-    assert (retired > 0) == close
+    resumed = sum(after.served.attempts > 1 for _, after in pairs)
+    assert resumed == retired and (resumed > 0) == close, f"{retired} routes retired, {resumed} streams resumed"
 
 
 async def test_a_worker_drained_at_the_router_finishes_what_it_runs_and_gets_nothing_new(

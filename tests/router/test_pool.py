@@ -428,6 +428,9 @@ def test_every_setting_of_the_pool_is_documented_with_its_default() -> None:
             default = row.split(" | ")[1]
             if isinstance(info.default, float | int) and not isinstance(info.default, bool):
                 assert float(default) == info.default, name
+            else:
+                shown = {(): "none", True: "true", False: "false"}.get(info.default, str(info.default))
+                assert default == shown, name
 
 
 def test_a_policy_that_cannot_be_is_refused_with_the_setting_named() -> None:
