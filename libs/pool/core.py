@@ -100,6 +100,11 @@ class PoolCore:
             return []
         return books.picker.order(books.inventory, target, books.policy, work, books.chance)
 
+    def drained(self, worker: str) -> frozenset[str]:
+        """Addresses at which an operator has taken the worker out of use."""
+        entries = (entry for entry in self.books.roster if entry.drained and entry.endpoint.worker == worker)
+        return frozenset(entry.endpoint.address for entry in entries)
+
     def admit(self, held: int, waited_s: float) -> Admission:
         """What becomes of a bind without candidates."""
         return without_writer(self.books.policy, self.books.gate.now, held, waited_s)

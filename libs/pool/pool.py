@@ -188,6 +188,10 @@ class TunnelPool:
         """Whether a bind to this target would find a tunnel now."""
         return bool(self._core.candidates(target, self._work))
 
+    def drained(self, worker: str) -> frozenset[str]:
+        """Addresses at which an operator has taken the worker out of use."""
+        return self._core.drained(worker)
+
     def identify(self, tunnel: Tunnel, incarnation: int) -> None:
         """The process behind the tunnel has said which it is."""
         writer = self._by_tunnel.get(tunnel.tunnel_id)

@@ -28,7 +28,7 @@ class DirectCallError(Exception):
 
 
 class DirectCalls:
-    """`addresses`: where a worker listens as the endpoint map has it. Each attempt of a request takes the next one."""
+    """`addresses`: where a worker listens and may be called. Each attempt of a request takes the next one."""
 
     def __init__(self, transport: Transport, addresses: Callable[[str], Sequence[str]]) -> None:
         self.made = 0
@@ -40,7 +40,7 @@ class DirectCalls:
         worker = offer.candidate.worker
         addresses = self._addresses(worker)
         if not addresses:
-            raise DirectCallError(f"worker {worker} is not in the endpoint map")
+            raise DirectCallError(f"worker {worker} is not in the endpoint map, or taken out of use")
         address = addresses[offer.assignment.attempt % len(addresses)]
         self.made += 1
         name = worker if self._transport.mutual else ""

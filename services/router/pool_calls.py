@@ -12,6 +12,7 @@ from libs.service.logs import get_logger
 from services.router.observatory import Observatory
 from services.router.pool_knobs import KnobError, changed, spelled
 from services.router.pool_views import shown
+from services.router.uncovered import Uncovered
 from services.router.worker_pool import WorkerPool
 
 log = get_logger(__name__)
@@ -38,9 +39,10 @@ class InvalidPolicyError(ServiceError):
 class PoolCalls:
     """See the module."""
 
-    def __init__(self, workers: WorkerPool, observatory: Observatory) -> None:
+    def __init__(self, workers: WorkerPool, observatory: Observatory, uncovered: Uncovered) -> None:
         self._pool = workers.pool
         self._observatory = observatory
+        self._uncovered = uncovered
 
     def get(self) -> router_pb2.GetPoolResponse:
         """See Router.GetPool."""
@@ -63,6 +65,7 @@ class PoolCalls:
         log.info("an operator changes an endpoint's use", worker=worker, address=address, drained=not request.resume)
         self._pool.drain(worker, address, drained=not request.resume)
         self._observatory.withhold()
+        self._uncovered.changed()
         writers = self._pool.status().pool.writers
         routes = sum(one.bound for one in writers if one.worker == worker and address in ("", one.address))
         return router_pb2.DrainEndpointResponse(endpoints=len(keys), routes=routes)
@@ -90,4 +93,5 @@ class PoolCalls:
             log.info("an operator changes the pool's policy", **dict(sorted(request.knobs.items())))
             self._pool.set_policy(policy)
             self._observatory.withhold()
+            self._uncovered.changed()
         return router_pb2.SetPoolPolicyResponse(policy=spelled(policy))

@@ -162,12 +162,13 @@ async def assemble(settings: RouterSettings, service: Service, tunnel_config: Tu
         observatory.listed(endpoints)
         workers.observe(endpoints, revision)
         names.refresh()
+        uncovered.changed()
 
     endpoints = EndpointMap(catalog, settings.catalog, apply)
     lookups = Lookups(catalog, FactCache(settings.fact_knobs()), metrics, service.spawn)
     uncovered = Uncovered(
         lambda: workers.pool.policy,
-        lambda: endpoints.endpoints,
+        lambda: [one for one in endpoints.endpoints if one.address in workers.addresses(one.worker)],
         wake=lambda: shell.feed(CapacityFreed(max(1, machine.waiting))),
         live=lambda request_id: machine.phase(request_id) is not Phase.DONE,
     )
@@ -197,7 +198,7 @@ async def assemble(settings: RouterSettings, service: Service, tunnel_config: Tu
         requests,
         planner,
         lambda: views.workers(observatory.registry, fleet, endpoints.endpoints, endpoints.revision),
-        PoolCalls(workers, observatory),
+        PoolCalls(workers, observatory, uncovered),
     )
     router = Router(
         shell, requests, assignments, observatory, workers, attach, endpoints, lookups, uncovered, direct, decisions,

@@ -1,10 +1,10 @@
 """What becomes of a request that no worker with a tunnel could run: the pool's policy, applied to plans.
 
 `hold`: it waits in the machine's queue, and is refused with UNAVAILABLE once it has waited for the policy's time, or at
-once if as many wait as may.
-`fail`: it is refused at once. `direct`: workers of the endpoint map that serve its model are candidates, unheard: their
-offers go over calls of their own; without any it is held. A request that has tokens already is never refused: that
-would throw away what its requester has. It waits for its variant until its deadline.
+once if as many wait as may. `fail`: it is refused at once. `direct`: workers of the endpoint map that serve its model
+are candidates, unheard (but for those an operator drains): their offers go over calls of their own; without any it is
+held. A request that has tokens already is never refused: that would throw away what its requester has. It waits for its
+variant until its deadline.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from libs.pool.knobs import NoCoverage, PoolPolicy
 class Uncovered:
     """See the module.
 
-    `endpoints`: the endpoint map; `wake`: lets those who wait be planned again; `live`: whether a request is under way.
+    `endpoints`: those of the endpoint map that may be called; `wake`: lets those who wait be planned again; `live`:
+    whether a request is under way.
     """
 
     def __init__(
@@ -59,6 +60,11 @@ class Uncovered:
         if policy.no_coverage is NoCoverage.FAIL:
             return self._refuse(request_id, 0.0)
         return self._hold(request_id, plan, policy)
+
+    def changed(self) -> None:
+        """Policy or endpoints are others: who is held may be answered differently now."""
+        if self._held:
+            self._wake()
 
     def _hold(self, request_id: str, plan: Plan, policy: PoolPolicy) -> Plan:
         loop, wait_s = asyncio.get_running_loop(), policy.no_coverage_wait_s

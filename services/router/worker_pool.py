@@ -83,8 +83,9 @@ class WorkerPool:
         return self.pool.takes(WorkerTarget(worker))
 
     def addresses(self, worker: str) -> Sequence[str]:
-        """Where the endpoint map says that the worker listens; none = it is not in the map."""
-        return self._addresses.get(worker, ())
+        """Where the endpoint map says that the worker listens, but for what an operator has taken out of use."""
+        drained = self.pool.drained(worker)
+        return [address for address in self._addresses.get(worker, ()) if address not in drained]
 
     @asynccontextmanager
     async def _dial(self, endpoint: Endpoint) -> AsyncIterator[Carrier]:

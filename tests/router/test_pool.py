@@ -409,6 +409,41 @@ async def test_direct_a_request_goes_round_the_pool_and_is_resumed_like_any_othe
         assert rig.metric("direct_calls_total") == 2
 
 
+async def test_direct_a_drained_worker_is_not_called_either() -> None:
+    async with by_hand() as (worker, address), running(pool_no_coverage="direct", **CALM) as rig:
+        endpoint = catalog_pb2.Endpoint(worker="w9", epoch=1, address=address, family="ipv4", models=[FINGERPRINT])
+        await rig.catalog.put(endpoint)
+        asked = router_pb2.DrainEndpointRequest(worker="w9")
+
+        def listed() -> bool:
+            return any(one.key.worker == "w9" for one in rig.router.workers.pool.status().pool.endpoints)
+
+        await eventually(listed, "in effect")
+        await rig.stub.DrainEndpoint(asked, timeout=LIMIT_S)
+        stream = await rig.ingress.submit(request(8, 5))
+        await eventually(lambda: len(rig.router.uncovered) == 1, "held")
+        assert not worker.asked
+        asked.resume = True
+        await rig.stub.DrainEndpoint(asked, timeout=LIMIT_S)
+        await stream.completed(5)
+
+
+async def test_who_is_held_hears_of_another_policy_and_another_map_at_once() -> None:
+    async with by_hand() as (_, address), running(pool_no_coverage_wait_s=10 * LIMIT_S, **CALM) as rig:
+        held = [await rig.ingress.submit(request(8, 5)) for _ in range(2)]
+        await eventually(lambda: len(rig.router.uncovered) == 2, "held")
+        await set_policy(rig, no_coverage="fail")
+        for stream in held:
+            assert isinstance(await stream.end(), ErrorDelivery)
+        await set_policy(rig, no_coverage="direct")
+        stream = await rig.ingress.submit(request(8, 5))
+        await eventually(lambda: len(rig.router.uncovered) == 1, "held, for nobody is in the map")
+        await rig.catalog.put(
+            catalog_pb2.Endpoint(worker="w9", epoch=1, address=address, family="ipv4", models=[FINGERPRINT])
+        )
+        await stream.completed(5)
+
+
 # --- settings ---
 
 
