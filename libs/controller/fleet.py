@@ -275,7 +275,6 @@ class Fleet:
                 if view is not None and effect.assignment in view.bookings:
                     view.bookings[effect.assignment].accepted_ms = now_ms
             case Unbooked():
-                self.herds.unbooked(effect.assignment)
                 self._unbook(effect.assignment)
                 self._ended(effect.assignment)
             case Measured():

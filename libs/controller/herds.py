@@ -1,9 +1,10 @@
-"""Requests under way that share a long prefix which this router has just had computed. Pure.
+"""Requests that come one after another with a long prefix which this router has just had computed. Pure.
 
 While it is being computed, who comes too is held or joins (`holding`). Who comes a moment later finds it in the pages
-of one worker, and by time alone all of them would go there, however many. So from `herd_least` of them on, for
-`herd_ms` after the prefix was first sent to a worker, more of them are dealt in turn, as those that were held are. A
-conversation that goes on where it was is never many at once, and a prefix that is long known is nobody's news.
+of one worker, and by time alone all of them would go there, however many. So for `herd_ms` after the prefix was first
+sent to a worker each that comes is given a seat, and from `herd_least` of them on they are dealt in turn, as those that
+were held are. A conversation that goes on where it was is never so many at once, and a prefix that is long known is
+nobody's news.
 """
 
 from __future__ import annotations
@@ -22,16 +23,14 @@ _T = TypeVar("_T")
 class _Herd:
     until_ms: float
     seats: int = 0
-    active: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One of a herd. `prefix`: the first chunk that was new, by its hash; `others`: that are under way."""
+    """One of a herd. `prefix`: the first chunk that was new, by its hash; `seat`: how many came before."""
 
     prefix: str
     seat: int
-    others: int
 
 
 class Herds:
@@ -40,9 +39,8 @@ class Herds:
     def __init__(self, herd_ms: float) -> None:
         self._herd_ms = herd_ms
         self._herds: dict[str, _Herd] = {}
-        self._seats: dict[str, tuple[str, int]] = {}  # planned requests: herd and seat
-        self._leads: dict[str, str] = {}  # requests that would lead, if they are booked
-        self._active: dict[AssignmentId, _Herd] = {}
+        self._members: dict[str, Member] = {}  # planned requests
+        self._leads: dict[str, str] = {}  # requests that lead if they are booked
 
     def __len__(self) -> int:
         return len(self._herds)
@@ -52,8 +50,15 @@ class Herds:
         self._leads[request_id] = prefix
         _bound(self._leads)
 
+    def booked(self, assignment: AssignmentId, now_ms: float) -> None:
+        """It is on its way to a worker."""
+        prefix = self._leads.pop(assignment.request_id, None)
+        if prefix is not None and prefix not in self._herds:
+            self._herds[prefix] = _Herd(now_ms + self._herd_ms)
+            _bound(self._herds)
+
     def member(self, request_id: str, hashes: Iterable[str], now_ms: float) -> Member | None:
-        """Of the herd that one of these chunks belongs to."""
+        """Of the herd that one of these chunks belongs to. Planned again, a request keeps its seat."""
         for prefix in hashes:
             herd = self._herds.get(prefix)
             if herd is None:
@@ -61,31 +66,13 @@ class Herds:
             if herd.until_ms <= now_ms:
                 del self._herds[prefix]
                 continue
-            known = self._seats.get(request_id)
-            if known is None or known[0] != prefix:
-                known = self._seats[request_id] = (prefix, herd.seats)
+            known = self._members.get(request_id)
+            if known is None or known.prefix != prefix:
+                known = self._members[request_id] = Member(prefix, herd.seats)
                 herd.seats += 1
-                _bound(self._seats)
-            return Member(prefix, known[1], herd.active)
+                _bound(self._members)
+            return known
         return None
-
-    def booked(self, assignment: AssignmentId, now_ms: float) -> None:
-        """It is on its way to a worker."""
-        prefix = self._leads.pop(assignment.request_id, None)
-        if prefix is not None and prefix not in self._herds:
-            self._herds[prefix] = _Herd(now_ms + self._herd_ms)
-            _bound(self._herds)
-        known = self._seats.get(assignment.request_id)
-        herd = self._herds.get(prefix or (known[0] if known else ""))
-        if herd is not None:
-            herd.active += 1
-            self._active[assignment] = herd
-
-    def unbooked(self, assignment: AssignmentId) -> None:
-        """It is over."""
-        herd = self._active.pop(assignment, None)
-        if herd is not None:
-            herd.active -= 1
 
 
 def _bound(kept: dict[str, _T]) -> None:

@@ -19,7 +19,7 @@ slowest is not behind the best by more than computing the prefix by `hold_gain`,
 given when it was first held. By time alone the worker that has it would take nearly all: it answers at once while the
 others fetch; and then it decodes for all while they idle.
 
-Who comes a moment later, when it is there already, is dealt likewise while many are under way (`herds`).
+Who comes a moment later, when it is there already, is dealt likewise while many come (`herds`).
 
 Two routers know nothing of each other. Who would compute a long prefix that nobody has draws near ties by the name of
 its first new chunk, not by its own: so both choose the same workers, and there are `prefix_copies` in all and not each.
@@ -106,7 +106,7 @@ def drawn(of: Request, best: Way, ways: Sequence[Way]) -> Draw | None:
 
 def joined(of: Request, best: Way, member: Member | None) -> Draw | None:
     """How one of many that were not held draws its worker: dealt as those, if that spares it a long computation."""
-    if member is None or member.others < of.knobs.herd_least:
+    if member is None or member.seat < of.knobs.herd_least:
         return None
     spared_ms = best.boundary * best.terms.prefill_ms
     if spared_ms < of.knobs.hold_least_ms:

@@ -80,7 +80,7 @@ class PolicyKnobs:
     hold_least_ms: float = 100.0  # computing time from which on a prefix is long enough to wait for
     hold_gain: float = 4.0  # by what factor it must exceed the time of reading the prefix from a peer
     hold_grace_ms: float = 250.0  # patience beyond the predicted arrival: the copy to memory, and the word of it
-    herd_least: int = 8  # requests under way with one new long prefix from which on more of them are dealt to all
+    herd_least: int = 8  # requests with one new long prefix from which on more of them are dealt to all
     herd_ms: float = 5_000.0  # how long a prefix counts as new after it was first sent to a worker
     tail_parents: int = 4  # chunk ends after which resident tails are looked for
 

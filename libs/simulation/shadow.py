@@ -62,6 +62,7 @@ class Shadow:
     delivered: dict[int, int] = field(default_factory=dict)  # tokens, by origin
     timers: dict[TimerId, None] = field(default_factory=dict)
     holds: dict[str, rx.Hold] = field(default_factory=dict)  # request -> why its newest plan would hold it
+    alone_ms: dict[str, float] = field(default_factory=dict)  # request -> as it was said when it was held first
     led: dict[TimerId, rx.Hold] = field(default_factory=dict)  # timers of those that are held for a prefix
     dropped: dict[tuple[str, int], None] = field(default_factory=dict)  # processes that lost a route in use
 
@@ -179,8 +180,9 @@ class Shadow:
                     hold = self.holds.pop(effect.timer.request_id, None)
                     if hold is None:
                         return f"{effect.timer} is set and no plan says that it is to be held"
-                    if effect.after_ms > hold.alone_ms:
-                        return f"{effect.timer} is set to {effect.after_ms} ms, computing alone takes {hold.alone_ms}"
+                    alone_ms = self.alone_ms.setdefault(effect.timer.request_id, hold.alone_ms)
+                    if effect.after_ms > alone_ms:
+                        return f"{effect.timer} is set to {effect.after_ms} ms, computing alone took {alone_ms}"
                     self.led[effect.timer] = hold
             case CancelTimer():
                 self.timers.pop(effect.timer, None)
@@ -213,6 +215,8 @@ class Shadow:
                         del self.live[name]
                         self.wanted.pop(name, None)
                         self.planned.pop(name, None)
+                        self.holds.pop(name, None)
+                        self.alone_ms.pop(name, None)
             case _:
                 pass
         return ""
