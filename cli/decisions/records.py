@@ -89,6 +89,7 @@ def plain(record: pb.DecisionRecord) -> dict[str, Any]:
         "drawn_by": record.drawn_by,
         "seat": record.seat,
         "band_ms": record.band_ms,
+        "draw_tokens": record.draw_tokens,
         "held_ms": record.held_ms,
         "attempts": [_attempt(attempt) for attempt in record.attempts],
         "ranked": [_candidate(record, place) for place in range(len(record.ranked))],

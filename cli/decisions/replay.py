@@ -61,7 +61,7 @@ def replay(record: pb.DecisionRecord) -> Replayed:
     places = {id(option): place for place, option in enumerate(options)}
     # Neither the recorded order nor its reverse: what the policy does not decide must not look decided.
     shuffled = sorted(options, key=lambda option: (option.candidate.cached_tokens, -option.candidate.epoch))
-    draw = Draw(record.drawn_by, record.seat, record.band_ms)
+    draw = Draw(record.drawn_by, record.seat, record.band_ms, record.draw_tokens)
     ranked = rank(record.request_id, shuffled, tuple(record.avoid), POLICY_KNOBS, draw)
     order = tuple(places[id(option)] for option in ranked)
     scores = tuple(option.candidate.ttft_ms for option in options)

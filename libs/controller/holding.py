@@ -32,6 +32,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from libs.continuation.chain import CHUNK_TOKENS
 from libs.controller import table as rows
 from libs.controller.bounds import Prefixes
 from libs.controller.fleet import Fleet
@@ -101,7 +102,7 @@ def drawn(of: Request, best: Way, ways: Sequence[Way]) -> Draw | None:
         return None
     if best.boundary < herd.tokens or not _spreads(of, herd, ways):
         return Draw(herd.prefix)
-    return Draw(herd.prefix, herd.seat, herd.tokens * best.terms.prefill_ms / of.knobs.hold_gain)
+    return Draw(herd.prefix, herd.seat, herd.tokens * best.terms.prefill_ms / of.knobs.hold_gain, herd.tokens)
 
 
 def joined(of: Request, best: Way, member: Member | None) -> Draw | None:
@@ -111,7 +112,10 @@ def joined(of: Request, best: Way, member: Member | None) -> Draw | None:
     spared_ms = best.boundary * best.terms.prefill_ms
     if spared_ms < of.knobs.hold_least_ms:
         return None
-    return Draw(member.prefix, member.seat, spared_ms / of.knobs.hold_gain)
+    # A worker that would compute a part of it again is none to deal to.
+    return Draw(
+        member.prefix, member.seat, spared_ms / of.knobs.hold_gain, best.boundary // CHUNK_TOKENS * CHUNK_TOKENS
+    )
 
 
 def leads(of: Request, best: Way, full_end: int) -> bool:

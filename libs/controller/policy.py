@@ -90,12 +90,14 @@ Score = tuple[bool, float, str, int, int, str]
 @dataclass(frozen=True, slots=True)
 class Draw:
     """How near ties are drawn. `name`: hashed with each worker, "" = the request's id; `seat`: the workers' order is
-    turned by so many places; `band_ms`: how far beyond the best near ties reach at least.
+    turned by so many places; `band_ms`: how far beyond the best near ties reach at least, of those that begin behind
+    `tokens` or more.
     """
 
     name: str = ""
     seat: int = 0
     band_ms: float = 0.0
+    tokens: int = 0
 
 
 BY_REQUEST = Draw()
@@ -113,7 +115,10 @@ def order(
     near = 1
     while near < len(ordered) and scores[ordered[near]][1] <= limit and scores[ordered[near]][0] == shunned:
         near += 1
-    if near == 1:
+    if draw.tokens:
+        able = [index for index in ordered[:near] if scores[index][4] >= draw.tokens]
+        near, ordered = len(able), [*able, *[index for index in ordered if index not in able]]
+    if near <= 1:
         return ordered
     # Within the band the worker is drawn by hash; of one worker's own candidates the quickest stays first.
     name = draw.name or request_id

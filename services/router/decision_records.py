@@ -44,6 +44,7 @@ def record_of(decision: Decision, router: str, decided_ms: int) -> catalog_pb2.D
         drawn_by=decision.draw.name,
         seat=decision.draw.seat,
         band_ms=decision.draw.band_ms,
+        draw_tokens=decision.draw.tokens,
         held_ms=decision.held_ms,
     )
     for option in decision.ranked:

@@ -17,7 +17,7 @@ from libs.controller.discovery import Forgotten, Observed
 from libs.controller.facts import FactCache
 from libs.controller.fleet import Fleet
 from libs.controller.knobs import FactKnobs, PolicyKnobs
-from libs.controller.policy import prefill_cost, rank, scored, ttft_ms, work_ms
+from libs.controller.policy import Draw, prefill_cost, rank, scored, ttft_ms, work_ms
 from libs.controller.protocol import (
     AssignmentId,
     Candidate,
@@ -273,3 +273,17 @@ def test_a_plan_keeps_the_queue_as_the_worker_counts_it() -> None:
         view = world.fleet.view(option.candidate.worker)
         assert view is not None and option.uncorrected_queue_ms == view.queue_ms(0.0)
         assert option.candidate.queue_ms == pytest.approx(view.queue_ms(0.0) * 0.7, rel=0.02)
+
+
+def test_who_is_dealt_goes_in_turn_to_those_who_need_not_compute_it() -> None:
+    def option(worker: str, ttft: float, cached: int) -> RankedCandidate:
+        return RankedCandidate(Candidate(worker, 1, "f", Tier.PEER, cached, ttft_ms=ttft))
+
+    some = [option("a", 10.0, 512), option("b", 60.0, 512), option("c", 30.0, 256), option("d", 900.0, 512)]
+    draws = [rank("r", some, (), draw=Draw("prefix", seat, 100.0, 512)) for seat in range(4)]
+    firsts = [one[0].candidate.worker for one in draws]
+    assert set(firsts) == {"a", "b"} and firsts[0] == firsts[2] != firsts[1] == firsts[3]
+    for one in draws:
+        assert [option.candidate.worker for option in one[2:]] == ["c", "d"]
+    shunned = rank("r", some, ("a",), draw=Draw("prefix", 0, 100.0, 512))
+    assert [option.candidate.worker for option in shunned] == ["b", "c", "d", "a"]

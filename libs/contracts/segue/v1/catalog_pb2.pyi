@@ -890,7 +890,7 @@ class ScoreTerms(_message.Message):
     def __init__(self, queue_ms: _Optional[float] = ..., load_ms: _Optional[float] = ..., restore_ms: _Optional[float] = ..., prefill_ms_per_token: _Optional[float] = ..., first_token_ms: _Optional[float] = ..., ttft_ms: _Optional[float] = ..., uncorrected_queue_ms: _Optional[float] = ...) -> None: ...
 
 class DecisionRecord(_message.Message):
-    __slots__ = ("request_id", "plan_id", "decided_ms", "router", "model", "fingerprint", "worker", "prompt_tokens", "resumed_at", "ranked", "pruned", "attempts", "facts_revision", "avoid", "terms", "drawn_by", "seat", "band_ms", "held_ms")
+    __slots__ = ("request_id", "plan_id", "decided_ms", "router", "model", "fingerprint", "worker", "prompt_tokens", "resumed_at", "ranked", "pruned", "attempts", "facts_revision", "avoid", "terms", "drawn_by", "seat", "band_ms", "held_ms", "draw_tokens")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PLAN_ID_FIELD_NUMBER: _ClassVar[int]
     DECIDED_MS_FIELD_NUMBER: _ClassVar[int]
@@ -910,6 +910,7 @@ class DecisionRecord(_message.Message):
     SEAT_FIELD_NUMBER: _ClassVar[int]
     BAND_MS_FIELD_NUMBER: _ClassVar[int]
     HELD_MS_FIELD_NUMBER: _ClassVar[int]
+    DRAW_TOKENS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     plan_id: int
     decided_ms: int
@@ -929,7 +930,8 @@ class DecisionRecord(_message.Message):
     seat: int
     band_ms: float
     held_ms: float
-    def __init__(self, request_id: _Optional[str] = ..., plan_id: _Optional[int] = ..., decided_ms: _Optional[int] = ..., router: _Optional[str] = ..., model: _Optional[str] = ..., fingerprint: _Optional[str] = ..., worker: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., resumed_at: _Optional[int] = ..., ranked: _Optional[_Iterable[_Union[_common_pb2.Candidate, _Mapping]]] = ..., pruned: _Optional[_Iterable[_Union[PrunedCandidates, _Mapping]]] = ..., attempts: _Optional[_Iterable[_Union[DecisionAttempt, _Mapping]]] = ..., facts_revision: _Optional[int] = ..., avoid: _Optional[_Iterable[str]] = ..., terms: _Optional[_Iterable[_Union[ScoreTerms, _Mapping]]] = ..., drawn_by: _Optional[str] = ..., seat: _Optional[int] = ..., band_ms: _Optional[float] = ..., held_ms: _Optional[float] = ...) -> None: ...
+    draw_tokens: int
+    def __init__(self, request_id: _Optional[str] = ..., plan_id: _Optional[int] = ..., decided_ms: _Optional[int] = ..., router: _Optional[str] = ..., model: _Optional[str] = ..., fingerprint: _Optional[str] = ..., worker: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., resumed_at: _Optional[int] = ..., ranked: _Optional[_Iterable[_Union[_common_pb2.Candidate, _Mapping]]] = ..., pruned: _Optional[_Iterable[_Union[PrunedCandidates, _Mapping]]] = ..., attempts: _Optional[_Iterable[_Union[DecisionAttempt, _Mapping]]] = ..., facts_revision: _Optional[int] = ..., avoid: _Optional[_Iterable[str]] = ..., terms: _Optional[_Iterable[_Union[ScoreTerms, _Mapping]]] = ..., drawn_by: _Optional[str] = ..., seat: _Optional[int] = ..., band_ms: _Optional[float] = ..., held_ms: _Optional[float] = ..., draw_tokens: _Optional[int] = ...) -> None: ...
 
 class AppendDecisionsRequest(_message.Message):
     __slots__ = ("records",)
