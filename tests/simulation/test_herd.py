@@ -15,6 +15,8 @@ from libs.simulation.figures import Figure, figures, unmet
 from libs.simulation.schedule import Ask, Do, Fault, Schedule, Settings, WorkerSpec
 from libs.simulation.strict import parse
 from libs.simulation.world import World
+from prove import p5_herd
+from prove.checks import Checks
 
 
 def the_scenario() -> Schedule:
@@ -71,6 +73,17 @@ def test_a_planted_bug_is_noticed(
     schedule = plant(the_scenario(), monkeypatch)
     _, found = played(schedule)
     assert [claim for claim in unmet(schedule.expect, found) if claim.startswith(figure)]
+
+
+@pytest.mark.parametrize("plant", [strangers, undealt, deaf])
+def test_the_claim_notices_it_too(
+    plant: Callable[[Schedule, pytest.MonkeyPatch], Schedule], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest, planted = Checks(), Checks()
+    p5_herd._simulated(honest)
+    plant(the_scenario(), monkeypatch)
+    p5_herd._simulated(planted)
+    assert not honest.failed and len(planted.failed) >= 2  # the figure, and what the scenario expects
 
 
 def a_herd(count: int, *faults: Fault, workers: int = 4) -> Schedule:
