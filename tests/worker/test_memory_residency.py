@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from libs.controller.protocol import Gone, Tier
@@ -18,10 +20,14 @@ class Scripted:
 
     said: list[MemoryChanges]
     asked: list[int | None] = field(default_factory=list)
+    came: Callable[[], None] = lambda: None
 
     def since(self, version: int | None) -> MemoryChanges:
         self.asked.append(version)
         return self.said.pop(0)
+
+    def listen(self, came: Callable[[], None]) -> None:
+        self.came = came
 
 
 async def test_memory_travels_beside_the_pages() -> None:
@@ -52,3 +58,20 @@ async def test_memory_travels_beside_the_pages() -> None:
         third, told = observer.heartbeat(interpreter, 3, told)
         assert third.snapshot and [(r.hash, r.groups) for r in third.resident] == [("bb", ())]
         assert journal.asked == [None, 3, 5] and told.memory == 9
+
+
+async def test_what_comes_into_memory_is_told_soon() -> None:
+    """Requests may be held at routers until it can be fetched."""
+    journal = Scripted([])
+
+    def handlers(pool):
+        made = Unstored(pool)
+        made.memory = journal
+        return made
+
+    async with running(handlers) as worker:
+        hurried = asyncio.Event()
+        worker.worker.heartbeats.hurry = hurried.set
+        await asyncio.to_thread(journal.came)
+        async with asyncio.timeout(5):
+            await hurried.wait()
