@@ -1,8 +1,9 @@
-"""The receiving end of the frames' bench, and its rounds: `python -m prove.frame_bench ROUNDS FRAMES PACED`.
+"""The receiving end of the frames' bench, and its rounds: `python -m prove.frame_bench ROUNDS UNITS PACED`.
 
 Everything stands before the first round: the bare streams, one and eight; a pool with one tunnel, another with eight, a
-thousand routes on each. Then the four send in turn, the order changing, and again at a pace for their latency. Prints
-one line of JSON: for each, by round, messages or frames per second and the p50 of the latencies in milliseconds.
+thousand routes on each, each with its consumer. Then they send in turn, in each of the shapes, the order changing, and
+again at a pace for their latency. Prints one line of JSON: by shape and line and round, units per second; by line and
+round, the p50 of the latencies in milliseconds.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any, Protocol
@@ -23,26 +25,50 @@ import uvloop
 from libs.pool.knobs import FloorMode, PoolPolicy
 from libs.pool.model import CellTarget, Endpoint
 from libs.pool.pool import TunnelPool
-from libs.tunnel import Carrier, Registry, Route, RouteClosedError
+from libs.tunnel import Carrier, FrameKind, Registry, Route, RouteClosedError
+from libs.tunnel.frames import encode
 from libs.tunnel.grpc_carrier import dial
-from prove.frame_server import CONFIG, ITEMS, SERVICE, STAMP, STREAM
+from prove.frame_server import CONFIG, PAYLOAD_BYTES, SERVICE, STAMP, STREAM
 from prove.pooled import until
 from prove.processes import started
 
-ROUTES = 1_000
-MANY = 8
+ROUTES, MANY, LANES = 1_000, 8, 8
 PACE_US = 2_000
-"""Between two frames where latency is measured, all lines together: five hundred a second."""
+"""Between two turns where latency is measured, all lines together: five hundred a second."""
 _ROOT = Path(__file__).resolve().parents[1]
 _LIMIT_S = 120.0
 _OPTIONS = [("grpc.use_local_subchannel_pool", 1)]
 
 
-class Line(Protocol):
-    """Something that carries messages."""
+@dataclass(frozen=True)
+class Shape:
+    """What is compared. `unit`: payloads that a message of the bare stream stands for; `size`: its bytes."""
 
-    async def carry(self, count: int, pace_us: int) -> tuple[float, list[float]]:
-        """So many messages or frames in all: seconds from the word to the last one, latencies in ms."""
+    lanes: int
+    most: int
+    unit: int
+    size: int
+
+
+def _frame_bytes(items: int) -> int:
+    return len(encode(FrameKind.DATA, 5_000, [(500 + i, b"x" * PAYLOAD_BYTES) for i in range(items)]))
+
+
+SHAPES = {
+    # One payload a turn, one a frame: nothing is gained by batching.
+    "single": Shape(lanes=1, most=1, unit=1, size=_frame_bytes(1)),
+    # What one turn of the loop has for all lanes, as the tunnel carries it; the stream carries the same payloads.
+    "payload": Shape(lanes=LANES, most=CONFIG.max_items, unit=1, size=PAYLOAD_BYTES),
+    # A frame that holds exactly one turn of all lanes; the stream is given its bytes as one message.
+    "full": Shape(lanes=LANES, most=LANES, unit=LANES, size=_frame_bytes(LANES)),
+}
+
+
+class Line(Protocol):
+    """Something that carries payloads."""
+
+    async def carry(self, shape: Shape, units: int, pace_us: int) -> tuple[float, list[float]]:
+        """So many units in all: seconds from the word to the last one, and at a pace latencies in ms."""
         ...
 
 
@@ -52,20 +78,22 @@ class Bare:
     def __init__(self, calls: list[Any]) -> None:
         self._calls = calls
 
-    async def carry(self, count: int, pace_us: int) -> tuple[float, list[float]]:
+    async def carry(self, shape: Shape, units: int, pace_us: int) -> tuple[float, list[float]]:
         """See Line."""
-        each, latencies = count // len(self._calls), list[float]()
+        each, latencies = units // len(self._calls), list[float]()
 
-        async def read(call: Any) -> None:
-            await call.write(b"%d %d" % (each, pace_us))
+        async def read(number: int, call: Any) -> None:
+            await asyncio.sleep(number * pace_us / len(self._calls) / 1e6)
+            await call.write(b"%d %d %d" % (each, pace_us, shape.size))
             for _ in range(each):
                 message = await call.read()
-                latencies.append((time.monotonic_ns() - STAMP.unpack_from(message)[0]) / 1e6)
+                if pace_us:
+                    latencies.append(_age_ms(message))
 
         began = time.perf_counter()
         async with asyncio.timeout(_LIMIT_S), asyncio.TaskGroup() as group:
-            for call in self._calls:
-                group.create_task(read(call))
+            for number, call in enumerate(self._calls):
+                group.create_task(read(number, call))
         return time.perf_counter() - began, latencies
 
 
@@ -75,35 +103,46 @@ class Pooled:
     def __init__(self, pool: TunnelPool, registry: Registry) -> None:
         self._pool, self._registry = pool, registry
         self._latencies: list[float] = []
-        self._due = 0
+        self._received, self._due, self._stamped = 0, 0, False
         self._whole = asyncio.Event()
 
-    async def carry(self, count: int, pace_us: int) -> tuple[float, list[float]]:
+    async def carry(self, shape: Shape, units: int, pace_us: int) -> tuple[float, list[float]]:
         """See Line."""
         writers = self._pool.writers()
-        self._latencies, self._due = [], count // len(writers) * len(writers) * ITEMS
+        turns = units * shape.unit // shape.lanes // len(writers)
+        self._latencies, self._received, self._stamped = [], 0, bool(pace_us)
+        self._due = turns * shape.lanes * len(writers)
         self._whole.clear()
         frames = self._registry.counters.frames_received
         began = time.perf_counter()
-        for writer in writers:
-            writer.tunnel.try_control(b"%d %d" % (count // len(writers), pace_us))
+        for number, writer in enumerate(writers):
+            if number:
+                # At a pace, one after the other and not all at once.
+                await asyncio.sleep(pace_us / len(writers) / 1e6)
+            writer.tunnel.try_control(b"%d %d %d %d" % (turns, pace_us, shape.lanes, shape.most))
         async with asyncio.timeout(_LIMIT_S):
             await self._whole.wait()
         took = time.perf_counter() - began
-        # One iteration, one frame: the tunnel may not make fewer of them.
-        assert self._registry.counters.frames_received - frames >= self._due // ITEMS
+        # Frames that are bounded cannot be fewer.
+        assert self._registry.counters.frames_received - frames >= self._due // shape.most
         return took, self._latencies
 
     async def consume(self, route: Route) -> None:
         """What comes on one route, to its end."""
         try:
             while True:
-                for payload in await route.receive_all():
-                    self._latencies.append((time.monotonic_ns() - STAMP.unpack_from(payload)[0]) / 1e6)
-                if len(self._latencies) >= self._due:
+                payloads = await route.receive_all()
+                self._received += len(payloads)
+                if self._stamped:
+                    self._latencies += map(_age_ms, payloads)
+                if self._received >= self._due:
                     self._whole.set()
         except RouteClosedError:
             return
+
+
+def _age_ms(message: bytes) -> float:
+    return float(time.monotonic_ns() - STAMP.unpack_from(message)[0]) / 1e6
 
 
 @asynccontextmanager
@@ -147,8 +186,8 @@ async def tunnelled(address: str, count: int) -> AsyncIterator[Pooled]:
         await asyncio.gather(*consumers, return_exceptions=True)
 
 
-async def rounds(count: int, frames: int, paced: int) -> dict[str, dict[str, list[float]]]:
-    """All of them; `frames` as fast as they go, `paced` at a pace."""
+async def rounds(count: int, units: int, paced: int) -> dict[str, dict[str, list[float]]]:
+    """All of them; `units` as fast as they go, `paced` turns of all lanes at a pace."""
     async with AsyncExitStack() as stack:
         argv = [sys.executable, "-m", "prove.frame_server"]
         server = await stack.enter_async_context(started(argv, cwd=_ROOT, talk=True))
@@ -158,14 +197,18 @@ async def rounds(count: int, frames: int, paced: int) -> dict[str, dict[str, lis
         for many in (1, MANY):
             lines[f"bare {many}"] = await stack.enter_async_context(bare(address, many))
             lines[f"tunnel {many}"] = await stack.enter_async_context(tunnelled(address, many))
-        found: dict[str, dict[str, list[float]]] = {name: {"per_s": [], "p50_ms": []} for name in lines}
+        found: dict[str, dict[str, list[float]]] = {name: {} for name in (*SHAPES, "p50_ms")}
         for number in range(-1, count):
-            for name in list(lines) if number % 2 else reversed(list(lines)):
-                seconds, _ = await lines[name].carry(frames, 0)
-                _, latencies = await lines[name].carry(paced, PACE_US * int(name.split()[1]))
-                if number >= 0:  # the first warms up
-                    found[name]["per_s"].append(round(frames / seconds, 1))
-                    found[name]["p50_ms"].append(round(median(latencies), 4))
+            order = list(lines) if number % 2 else list(reversed(lines))
+            for shape, kind in SHAPES.items():
+                for name in order:
+                    seconds, _ = await lines[name].carry(kind, units, 0)
+                    if number >= 0:  # the first warms up
+                        found[shape].setdefault(name, []).append(round(units / seconds, 1))
+            for name in order:
+                _, latencies = await lines[name].carry(SHAPES["full"], paced, PACE_US * int(name.split()[1]))
+                if number >= 0:
+                    found["p50_ms"].setdefault(name, []).append(round(median(latencies), 4))
         return found
 
 

@@ -1,8 +1,9 @@
 """The sending end of the frames' bench: `python -m prove.frame_server`, one process, on the services' event loop.
 
 It serves the bare bidirectional stream and Attach beside it, says its port as JSON, and ends with its stdin. Both send
-when told to: `COUNT PACE_US` on the stream, the same as a control message on a tunnel. A message of the stream has as
-many bytes as a frame has; both begin with the monotonic nanoseconds of when they were handed over.
+when told to: `COUNT PACE_US BYTES` messages on the stream; on a tunnel, as a control message, `TURNS PACE_US LANES
+MOST`: a payload to each of so many routes, a turn, and no more than MOST of them in a frame. Everything begins with the
+monotonic nanoseconds of when it was handed over.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import json
 import struct
 import sys
 import time
+from dataclasses import replace
 from itertools import cycle
 
 import grpc
@@ -19,23 +21,15 @@ import grpc.aio
 import uvloop
 
 from libs.contracts.segue.v1 import worker_pb2_grpc
-from libs.tunnel import Carrier, FrameKind, Handlers, Registry, Route, Side, Tunnel, TunnelConfig
-from libs.tunnel.frames import encode
+from libs.tunnel import Carrier, Handlers, Registry, Route, Side, Tunnel, TunnelConfig
 from libs.tunnel.grpc_carrier import Context, serve_tunnel, with_attach
 
 SERVICE, STREAM = "segue.v1.Worker", "segue.Bench"
 STAMP = struct.Struct("<Q")
-ITEMS = 8
-"""Routes that one iteration has something for: the lanes of a worker."""
 PAYLOAD_BYTES = 100
-CONFIG = TunnelConfig(max_items=ITEMS, command_items=64 * ITEMS)
-"""A frame never holds more than one iteration's, so that frames are counted, not how many were made of few."""
+CONFIG = TunnelConfig(command_items=1_024)
 _LIMIT_S = 60.0
 _PAD = b"x" * (PAYLOAD_BYTES - STAMP.size)
-_MESSAGE_PAD = b"x" * (
-    len(encode(FrameKind.DATA, 5_000, [(conn_id, b"x" * PAYLOAD_BYTES) for conn_id in range(500, 500 + ITEMS)]))
-    - STAMP.size
-)
 
 
 class _Pace:
@@ -47,18 +41,19 @@ class _Pace:
 
     async def wait(self) -> None:
         if not self._step_s:
-            return
+            # The end of a turn all the same.
+            return await asyncio.sleep(0)
         self._next += self._step_s
-        await asyncio.sleep(max(0.0, self._next - asyncio.get_running_loop().time()))
+        return await asyncio.sleep(max(0.0, self._next - asyncio.get_running_loop().time()))
 
 
 async def bare(_requests: object, context: Context) -> None:
     """The stream: writes what each request asks for."""
     while (request := await context.read()) is not grpc.aio.EOF:
-        count, pace_us = map(int, request.split())
-        pace = _Pace(pace_us)
+        count, pace_us, size = map(int, request.split())
+        pace, pad = _Pace(pace_us), b"x" * (size - STAMP.size)
         for _ in range(count):
-            await context.write(STAMP.pack(time.monotonic_ns()) + _MESSAGE_PAD)
+            await context.write(STAMP.pack(time.monotonic_ns()) + pad)
             await pace.wait()
 
 
@@ -76,16 +71,18 @@ class Sender:
         self._routes.setdefault(route.tunnel_id, []).append(route)
 
     def _go(self, tunnel: Tunnel, payload: bytes) -> None:
-        count, pace_us = map(int, payload.split())
-        task = asyncio.create_task(self._send(self._routes[tunnel.tunnel_id], count, pace_us))
+        turns, pace_us, lanes, most = map(int, payload.split())
+        # Of this end alone, for this bench: frames that are no larger than wanted.
+        tunnel.writer.reconfigure(replace(CONFIG, max_items=most))
+        task = asyncio.create_task(self._send(self._routes[tunnel.tunnel_id], turns, pace_us, lanes))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _send(self, routes: list[Route], count: int, pace_us: int) -> None:
-        pace, lanes = _Pace(pace_us), cycle(routes)
-        for _ in range(count):
-            for _ in range(ITEMS):
-                await next(lanes).send(STAMP.pack(time.monotonic_ns()) + _PAD, _LIMIT_S)
+    async def _send(self, routes: list[Route], turns: int, pace_us: int, lanes: int) -> None:
+        pace, each = _Pace(pace_us), cycle(routes)
+        for _ in range(turns):
+            for _ in range(lanes):
+                await next(each).send(STAMP.pack(time.monotonic_ns()) + _PAD, _LIMIT_S)
             await pace.wait()
 
 

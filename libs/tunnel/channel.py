@@ -73,8 +73,11 @@ class Channel:
         return payload
 
     def take_all(self) -> list[bytes]:
-        """All that waits, oldest first."""
-        payloads = list(self._queue)
+        """All that waits, oldest first; nothing if nothing does."""
+        queue = self._queue
+        if not queue:
+            return []
+        payloads = list(queue)
         self.clear()
         return payloads
 

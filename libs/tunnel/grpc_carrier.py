@@ -10,8 +10,9 @@ never with an escaping exception.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, ClassVar
+import types
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
+from typing import Any, ClassVar, Generic, TypeVar
 
 import grpc
 import grpc.aio
@@ -23,6 +24,7 @@ from .tunnel import Tunnel
 # grpc's stubs type neither the calls nor the contexts of raw methods.
 Call = Any
 Context = Any
+T = TypeVar("T")
 
 _EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]
 
@@ -36,6 +38,46 @@ _ABORTS = {
 }
 
 
+class _Begun(Generic[T]):
+    """An operation that runs already, to be awaited later, once; a coroutine alone begins only when it is awaited.
+
+    Its first step is taken here, in the caller's task; the others when ``result`` is awaited. No task of its own: one
+    for each message costs more than is gained, and would not begin before its creator next waits.
+    """
+
+    __slots__ = ("_awaited", "_ended", "_work")
+
+    def __init__(self, work: Coroutine[Any, Any, T]) -> None:
+        self._work = work
+        self._awaited: Any = None
+        self._ended: BaseException | None = None
+        try:
+            self._awaited = work.send(None)
+        except BaseException as ended:
+            self._ended = ended
+
+    @types.coroutine
+    def result(self) -> Generator[Any, Any, T]:
+        """What came of it; raises what it raised."""
+        if isinstance(self._ended, StopIteration):
+            return self._ended.value  # type: ignore[no-any-return]
+        if self._ended is not None:
+            raise self._ended
+        try:
+            yield self._awaited
+        except BaseException as error:
+            # Cancelled while it waits: the operation must hear of it, and may wait on.
+            try:
+                yield self._work.throw(error)
+            except StopIteration as stop:
+                return stop.value  # type: ignore[no-any-return]
+        return (yield from self._work)  # type: ignore[no-any-return]
+
+    def drop(self) -> None:
+        """Nobody awaits it any more."""
+        self._work.close()
+
+
 class ClientCarrier:
     """The dialing end of an Attach stream; cancelling resets it, and the server may drop what it has not read."""
 
@@ -44,6 +86,7 @@ class ClientCarrier:
     def __init__(self, call: Call, peer: str) -> None:
         self._call = call
         self._peer = peer
+        self._ahead: _Begun[Any] | None = None
 
     @property
     def peer(self) -> str:
@@ -52,8 +95,12 @@ class ClientCarrier:
 
     async def read(self) -> bytes | None:
         """See Carrier."""
+        ahead, self._ahead = self._ahead, None
         try:
-            data = await self._call.read()
+            data = await (ahead.result() if ahead is not None else self._call.read())
+            if data is not _EOF:
+                # The runtime fetches the next one while this one is looked at.
+                self._ahead = _Begun(self._call.read())
         except grpc.aio.AioRpcError as error:
             raise CarrierLostError(_describe(error)) from None
         except (grpc.aio.BaseError, asyncio.InvalidStateError) as error:
@@ -81,6 +128,9 @@ class ClientCarrier:
     def cancel(self) -> None:
         """See Carrier."""
         self._call.cancel()
+        if self._ahead is not None:
+            self._ahead.drop()
+            self._ahead = None
 
     def lost(self) -> bool:
         """A cancelled dialer was cancelled here, not by its peer."""

@@ -22,6 +22,9 @@ from .route import Route
 from .sequence import ReceiveSequence
 from .writer import Writer
 
+# A member looked up by name costs as much as the put itself.
+_STORED, _MERGED = Put.STORED, Put.MERGED
+
 
 class Tombstones:
     """The conn_ids that ended most lately; whether an item for one of them still needs an answer."""
@@ -128,7 +131,7 @@ class Reader:
             route = lookup(conn_id)
             if route is not None:
                 put = route.deliver(payload, now)
-                if put is Put.OVERFLOW or put is Put.EXPIRED:
+                if put is not _STORED and put is not _MERGED:
                     closed = Closed(CloseReason.RESOURCE_EXHAUSTED, f"inbound channel: {put.name.lower()}")
                     self._dispatch.end_route(route, closed)
             elif conn_id == CONTROL:

@@ -131,9 +131,9 @@ class Route:
     async def receive_all(self, timeout_s: float | None = None) -> list[bytes]:
         """All payloads that wait, at least one. Raises like ``receive``."""
         inbound = self.inbound
-        while not len(inbound):
+        while not (payloads := inbound.take_all()):
             await self._arrival(timeout_s)
-        return inbound.take_all()
+        return payloads
 
     def close(self, reason: CloseReason = CloseReason.DONE, detail: str = "") -> None:
         """End the route here and tell the peer, behind everything sent before; idempotent."""
@@ -162,7 +162,9 @@ class Route:
     def deliver(self, payload: bytes, now: float) -> Put:
         """Reader only: store an inbound payload without waiting."""
         put = self.inbound.put(payload, now)
-        self._wake()
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
         return put
 
     def finish(self, closed: Closed, keep: bool) -> bool:

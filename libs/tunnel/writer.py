@@ -99,15 +99,17 @@ class Writer:
 
         Raises ChannelFullError, PayloadTooLargeError or TunnelClosedError; then nothing of it was taken.
         """
-        check_payload(payload, self._config.max_frame_bytes)
+        config, data, size = self._config, self._data, len(payload)
+        if size > config.max_frame_bytes - FRAME_OVERHEAD - ITEM_OVERHEAD:
+            check_payload(payload, config.max_frame_bytes)
         if self._ending is not None:
             raise TunnelClosedError(self._ending)
-        if self._backlog or not self._fits(len(payload)):
+        if self._backlog or len(data) >= config.command_items or self._data_bytes + size > config.command_bytes:
             self._counters.channel_full += 1
             self._space.clear()
             if self._health.mark(Degraded.CHANNEL_FULL):
                 self._counters.degraded[Degraded.CHANNEL_FULL] += 1
-            raise ChannelFullError(len(self._data), self._data_bytes)
+            raise ChannelFullError(len(data), self._data_bytes)
         self._append(conn_id, payload, sent)
 
     async def wait_space(self) -> None:
@@ -273,9 +275,6 @@ class Writer:
             del backlog[route]
             if len(route.outbound):
                 backlog[route] = None
-
-    def _fits(self, size: int) -> bool:
-        return len(self._data) < self._config.command_items and self._data_bytes + size <= self._config.command_bytes
 
     def _half_empty(self) -> bool:
         config = self._config
