@@ -6,11 +6,12 @@ minutes of pings take a second.
 
 import asyncio
 import random
+import selectors
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from libs.pool.hooks import Hooks
 from libs.pool.knobs import PoolPolicy
@@ -23,22 +24,29 @@ from tests.tunnel.carriers import pair
 T = TypeVar("T")
 
 
+class _Jumps(selectors.DefaultSelector):
+    """Where a loop would wait for its next timer, its time is that timer's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.moment = 1_000.0
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if timeout is not None and timeout > 0:
+            self.moment, timeout = self.moment + timeout, 0
+        return super().select(timeout)
+
+
 class LogicalLoop(asyncio.SelectorEventLoop):
     """See the module. For loops without sockets, subprocesses and threads."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self._moment = 1_000.0
+        self._jumps = _Jumps()
+        super().__init__(self._jumps)
 
     def time(self) -> float:
         """Logical seconds."""
-        return self._moment
-
-    def _run_once(self) -> None:
-        loop: Any = self
-        if not loop._ready and loop._scheduled:
-            self._moment = max(self._moment, loop._scheduled[0].when())
-        super()._run_once()  # type: ignore[misc]
+        return self._jumps.moment
 
 
 def logically(work: Callable[[], Awaitable[T]]) -> T:
