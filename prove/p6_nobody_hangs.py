@@ -21,7 +21,7 @@ from libs.pool.model import CellTarget, WorkerTarget
 from libs.pool.readiness import State
 from libs.tunnel import CloseReason, Route, RouteClosedError
 from prove.checks import Checks
-from prove.pool_heartbeats import break_elected, hearing
+from prove.pool_worker import break_elected, hearing
 from prove.pooled import LIMIT_S, ZERO, EchoProcess, Pooled, echoing, pooled, until
 from prove.processes import resident_bytes
 from prove.report import Claim, Outcome, Size

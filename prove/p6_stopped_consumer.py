@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 
 from pydantic import JsonValue
@@ -18,6 +18,7 @@ from libs.pool.model import CellTarget
 from libs.tunnel import CloseReason, Route, RouteClosedError
 from prove.checks import Checks
 from prove.echo_worker import DELTA
+from prove.pool_worker import offering
 from prove.pooled import LIMIT_S, ZERO, EchoProcess, Pooled, echoing, pooled, until
 from prove.report import Claim, Outcome, Size
 from prove.stage import Stage
@@ -68,6 +69,7 @@ async def run(size: Size, stage: Stage | None) -> Outcome:
                 seen = await played(made, live, deltas, with_stopped=stopped)
                 rounds[stopped].append(seen)
                 await settled(checks, made, workers[0], seen, before, live, len(rounds[stopped]))
+    await at_a_worker(checks)
     details: dict[str, JsonValue] = {
         "p99_ms": {"without": [r.p99_ms for r in rounds[False]], "with": [r.p99_ms for r in rounds[True]]},
         "deltas": sum(len(one.latencies_ms) for each in rounds.values() for one in each),
@@ -75,6 +77,27 @@ async def run(size: Size, stage: Stage | None) -> Outcome:
     if full:
         details["noise"] = judge(checks, [r.p99_ms for r in rounds[False]], [r.p99_ms for r in rounds[True]])
     return checks.outcome(details)
+
+
+async def at_a_worker(checks: Checks) -> None:
+    """One stopped consumer and one live one at a worker of ours: its assignment is cancelled, its pages come back."""
+    policy = replace(CALM, route_items=16, route_congested_s=0.1)
+    async with offering(policy) as (worker, router, dropped):
+        stopped = await router.offer((1, 2, 3), 3_500, name="stopped")
+        live = await router.offer((4, 5, 6), 200, name="live")
+        result = await live.finish()
+        checks.equal("worker: tokens of the live one", len(live.tokens), result.usage.generated_tokens)
+        await until(lambda: stopped.route.closed is not None)
+        closed = stopped.route.closed
+        reason = closed.reason.label if closed is not None else ""
+        checks.equal("worker: how the stopped one's route ended", reason, CloseReason.RESOURCE_EXHAUSTED.label)
+        checks.equal("worker: the owner is told of it alone", dropped, [stopped.route.conn_id])
+        machine = worker.worker.interpreter.machine
+        await until(lambda: not len(machine))
+        checks.equal("worker: assignments under way", len(machine), 0)
+        results = dict(worker.worker.interpreter.results)
+        checks.equal("worker: how its assignments ended", results, {"completed": 1, "cancelled": 1})
+        checks.equal("worker: pages reserved, loading or pinned", not worker.pages_at_rest(), False)
 
 
 def judge(checks: Checks, without: list[float], stopped: list[float]) -> float:

@@ -1,5 +1,5 @@
-"""One router's several tunnels to a worker, and the heartbeats on them: the pool's tunnels, the worker's own sender,
-the router's registry of who is elected.
+"""A pool's tunnels to a worker of ours, in this process: what it holds for an assignment, and the heartbeats on several
+tunnels of one router, with the worker's own sender and the router's registry of who is elected.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ from dataclasses import dataclass, field
 
 from libs.controller.discovery import AskSnapshot, DiscoveryEffect, Elect, Observed
 from libs.controller.discovery import Registry as Discovery
+from libs.controller.merging import merge_deltas
 from libs.controller.protocol import ElectTunnel, Heartbeat, SnapshotRequest
 from libs.controller.wire import TunnelCodec
 from libs.pool.hooks import Hooks, Loss, Writer
 from libs.pool.knobs import PoolPolicy
-from libs.pool.model import Endpoint
+from libs.pool.model import Endpoint, WorkerTarget
 from libs.pool.pool import TunnelPool
 from libs.service.channel import open_channel
 from libs.service.transport import Transport
-from libs.tunnel import Carrier, Closed, CloseReason, Registry, Tunnel, TunnelClosedError
+from libs.tunnel import Carrier, Closed, CloseReason, Registry, Route, Tunnel, TunnelClosedError
 from libs.tunnel.grpc_carrier import dial
 from tests.worker import rig as worker_rig
 
@@ -86,18 +87,44 @@ def _ms() -> float:
 
 
 @asynccontextmanager
+async def dialled(endpoint: Endpoint) -> AsyncIterator[Carrier]:
+    """As a router dials."""
+    channel = open_channel(endpoint.address, Transport())
+    try:
+        yield dial(channel, endpoint.address, worker_rig.SERVICE, metadata=[("segue-router", ROUTER)])
+    finally:
+        await channel.close()
+
+
+class Bound:
+    """What stands for a tunnel where routes are to be the pool's."""
+
+    def __init__(self, pool: TunnelPool) -> None:
+        self._pool = pool
+
+    async def open(self, first_payload: bytes) -> Route:
+        """A route to the worker, over whichever tunnel."""
+        return await self._pool.bind(WorkerTarget("w"), first_payload)
+
+
+@asynccontextmanager
+async def offering(policy: PoolPolicy) -> AsyncIterator[tuple[worker_rig.Running, worker_rig.Router, list[int]]]:
+    """A worker, a router's end of a pool's routes to it, and the conn_ids of the routes that were dropped here."""
+    dropped: list[int] = []
+    async with worker_rig.running(lanes=4, echo_pages=4_096) as worker, Registry() as registry:
+        hooks = Hooks(merge=merge_deltas, on_route_dropped=lambda conn_id, _reason: dropped.append(conn_id))
+        async with TunnelPool(registry, dialled, hooks, policy) as pool:
+            pool.observe([Endpoint("w", worker.target, ("A",))], 1)
+            assert await pool.wait_ready(30)
+            router = worker_rig.Router(worker)
+            router.tunnel = Bound(pool)  # type: ignore[assignment]
+            yield worker, router, dropped
+
+
+@asynccontextmanager
 async def hearing(policy: PoolPolicy) -> AsyncIterator[Hearing]:
     """A worker that beats, and a pool that has several tunnels to it."""
     async with worker_rig.running(heartbeat_s=0.03) as worker, Registry() as registry:
-
-        @asynccontextmanager
-        async def dialled(endpoint: Endpoint) -> AsyncIterator[Carrier]:
-            channel = open_channel(endpoint.address, Transport())
-            try:
-                yield dial(channel, endpoint.address, worker_rig.SERVICE, metadata=[("segue-router", ROUTER)])
-            finally:
-                await channel.close()
-
         found = Hearing()
         hooks = Hooks(on_control=found.control, on_writer_up=found.up, on_writer_lost=found.lost)
         async with TunnelPool(registry, dialled, hooks, policy) as pool:
