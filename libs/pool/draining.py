@@ -36,7 +36,7 @@ def demotable(
 ) -> bool:
     """Whether a fallback is one no longer. ``active``, ``serving``: coverage without and with fallbacks.
 
-    ``wanted``: the cell-families of the map.
+    ``wanted``: the cell-families of the endpoints in effect.
     """
     covered = all(active.groups[group] for group in record.endpoint.groups if group in wanted)
     if covered and (active.endpoints[record.key] or record.key not in listed):

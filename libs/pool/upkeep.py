@@ -73,8 +73,9 @@ def shrink(books: Books) -> None:
 def drain(books: Books) -> None:
     """Fallbacks whose time is over, and draining writers that go."""
     policy, now, inventory = books.policy, books.now, books.inventory
-    endpoints = books.roster.listed()
-    wanted, listed = groups_of(endpoints), {endpoint.key for endpoint in endpoints}
+    # What vanished is still wanted, for as long as its grace lasts.
+    wanted = groups_of(books.roster.dialable())
+    listed = {endpoint.key for endpoint in books.roster.listed()}
     fallbacks = [record for record in inventory if record.fallback]
     if fallbacks:
         active, serving = cover(inventory, lambda record: record.active), books.cover()

@@ -37,12 +37,16 @@ class Watch:
         wanted = books.wanted_cells()
         generation = books.generations.active
         before = self.fingerprint() if isinstance(event, CommitGeneration) else None
+        # Their worker has said goodbye: it ends them, or the next map that lacks it does.
+        leaving = {
+            r.writer for r in books.inventory if (entry := books.roster.get(r.key)) is not None and entry.leaving
+        }
         retiring = dict(books.replacements.phases())
         ready = handle()
         if isinstance(event, CommitGeneration):
             self.all_or_nothing(event, generation, before, ready)
         if not isinstance(event, BeginShutdown | DrainWorker | SetPolicy):
-            lost = {event.writer} if isinstance(event, Ended) else set()
+            lost = leaving | ({event.writer} if isinstance(event, Ended) else set())
             if isinstance(event, Ended) and event.end is End.LEAVING:  # the worker speaks for all of its tunnels
                 lost |= {writer for writer, key in keys.items() if key == keys.get(event.writer)}
             self.coverage_kept(serving, wanted & books.wanted_cells(), lost, set(listed))

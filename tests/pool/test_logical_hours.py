@@ -200,6 +200,28 @@ def test_what_a_commit_cannot_cover(mode: StaleMode) -> None:
     world.close()
 
 
+def test_what_a_commit_left_to_a_stale_writer_outlives_a_map_that_lacks_it(world: World) -> None:
+    world.feed(SetPolicy(replace(STATIC, stale_mode=StaleMode.ALWAYS, min_fresh_ratio=0.5)))
+    listed = [endpoint(index, "A" if index < 4 else "B") for index in range(5)]
+    world.read(*listed)
+    world.run(1)
+    world.up[listed[4].key] = False
+    world.feed(SwapGeneration())
+    world.run(30)
+    stale = [record.writer for record in world.records if record.fallback]
+    assert stale
+    world.read(*listed[:4])
+    world.run(20)
+    assert [record.writer for record in world.records if record.fallback] == stale  # a grace, as for any writer
+    assert world.bind(CellTarget("B")) is not None
+    world.read(*listed)
+    world.run(60)
+    assert [record.writer for record in world.records if record.fallback] == stale
+    world.read(*listed[:4])
+    world.run(60)
+    assert not [record for record in world.records if record.fallback]
+
+
 def test_two_families_of_one_cell(world: World) -> None:
     four, six = endpoint(0), endpoint(0, host="[::1]")
     world.read(four, six)
