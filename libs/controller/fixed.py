@@ -13,9 +13,9 @@ Each is learned as a median over the last attempts: of what measured times had m
 much as a millisecond matters to it (1 / predicted), so that half of all predictions are too high and half too low. A
 median does not see the one attempt in ten that met a full disk or a scheduler.
 
-A tier that was seldom measured is taken for the usual one of its model, and a restore never for cheaper than what is
-resident: else the tier of which nothing is known would look best. What was to be restored and proved resident is one
-more measurement of what is resident.
+A tier that was seldom measured is taken for the usual one of its model, and nothing for cheaper than what is resident:
+else the tier of which nothing is known would look best, and what happened to be computed in a calm minute better than
+what is there. What was to be restored and proved resident is one more measurement of what is resident.
 
 A wait is no part of it where one was predicted: a queue that is mispredicted says nothing of the tier. Handoff and
 tiers are learned for all workers of a model together: they tell tiers apart and never workers, so that nobody gets the
@@ -150,8 +150,7 @@ class FixedCosts:
         usual = self._median(model.every, 0.0)
         found = [self._median(model.tiers.get(tier, ()), usual) for tier in Tier]
         least = found[Tier.GPU]
-        for tier in _READS:
-            found[tier] = max(found[tier], least)
+        found = [max(one, least) for one in found]
         return tuple([min(bound, max(-bound, one + model.handoff_ms)) for one in found])
 
     def _more(self, samples: Samples, ms: float, weight: float, times: int = 1) -> None:
