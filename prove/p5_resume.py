@@ -36,7 +36,7 @@ class _Play:
     longest: int
 
 
-_FULL = (_Play("tiny", 20, 200, 900), _Play("gemma3-270m", 3, 64, 500))
+_FULL = (_Play("tiny", 20, 400, 900), _Play("gemma3-270m", 3, 64, 500))
 _SLICE = _Play("", 1, 120, 300)
 
 
