@@ -14,6 +14,7 @@ import enum
 import random
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from .carrier import Carrier
@@ -278,6 +279,10 @@ class Tunnel:
         try:
             await self.writer.run()
         except CarrierLostError as error:
+            # A peer that closed in order takes nothing more, and why may still be on its way to the reader.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self.config.goodbye_s):
+                    await self._stop.wait()
             self._end(Closed(CloseReason.PEER_LOST, str(error)))
 
     async def _keep(self) -> None:

@@ -226,7 +226,12 @@ async def test_an_endpoint_is_drained_under_load_and_taken_back() -> None:
         await rig.heard(first, second)
         await busy(rig, second)
         again = await rig.ingress.submit(request(8, 1))
-        await eventually(lambda: len(first.jobs) == len(here) + 1, "offered there again")
+
+        def offered() -> bool:
+            first.say()  # as workers do, again and again
+            return len(first.jobs) == len(here) + 1
+
+        await eventually(offered, "offered there again")
         first.jobs[-1].run()
         await again.completed(1)
 
