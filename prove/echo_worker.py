@@ -23,13 +23,10 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 
-import grpc.aio
-
-from libs.contracts.segue.v1 import worker_pb2_grpc
 from libs.tunnel import Carrier, Closed, CloseReason, Handlers, Registry, Route, RouteClosedError, Side, Tunnel
-from libs.tunnel.grpc_carrier import Context, serve_tunnel, with_attach
+from libs.tunnel.grpc_carrier import Context, serve_tunnel
+from tests.fixtures.attach_server import attach_server
 
-SERVICE = "segue.v1.Worker"
 TOKEN = struct.Struct(">I")
 DELTA = struct.Struct(">IQ")
 TICK_S = 0.01
@@ -176,21 +173,16 @@ def _step(lane: _Paced) -> bool:
     return False
 
 
-class _Worker(worker_pb2_grpc.WorkerServicer):  # type: ignore[misc]
-    """The generated service; Attach is served raw beside it."""
-
-
 async def serve(host: str, port: int) -> None:
     """Until stdin ends."""
     async with Registry() as registry:
         echo = Echo(registry)
-        server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
 
         async def attach(carrier: Carrier, context: Context) -> None:
             handlers = Handlers(merge=joined, accept=echo.accept)
             await serve_tunnel(Tunnel(carrier, registry, Side.ACCEPTING, handlers), context)
 
-        with_attach(worker_pb2_grpc.add_WorkerServicer_to_server, SERVICE, attach)(_Worker(), server)
+        server = attach_server(attach)
         bound = server.add_insecure_port(f"{host}:{port}")
         await server.start()
         ticking = asyncio.create_task(echo.tick())

@@ -28,9 +28,10 @@ from libs.pool.pool import TunnelPool
 from libs.tunnel import Carrier, FrameKind, Registry, Route, RouteClosedError
 from libs.tunnel.frames import encode
 from libs.tunnel.grpc_carrier import dial
-from prove.frame_server import CONFIG, PAYLOAD_BYTES, SERVICE, STAMP, STREAM
+from prove.frame_server import CONFIG, PAYLOAD_BYTES, STAMP, STREAM
 from prove.pooled import until
 from prove.processes import started
+from tests.fixtures.attach_server import SERVICE
 
 ROUTES, MANY, LANES = 1_000, 8, 8
 PACE_US = 2_000

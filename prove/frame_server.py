@@ -20,11 +20,11 @@ import grpc
 import grpc.aio
 import uvloop
 
-from libs.contracts.segue.v1 import worker_pb2_grpc
 from libs.tunnel import Carrier, Handlers, Registry, Route, Side, Tunnel, TunnelConfig
-from libs.tunnel.grpc_carrier import Context, serve_tunnel, with_attach
+from libs.tunnel.grpc_carrier import Context, serve_tunnel
+from tests.fixtures.attach_server import attach_server
 
-SERVICE, STREAM = "segue.v1.Worker", "segue.Bench"
+STREAM = "segue.Bench"
 STAMP = struct.Struct("<Q")
 PAYLOAD_BYTES = 100
 CONFIG = TunnelConfig(command_items=1_024)
@@ -86,20 +86,15 @@ class Sender:
             await pace.wait()
 
 
-class _Worker(worker_pb2_grpc.WorkerServicer):  # type: ignore[misc]
-    """The generated service; Attach is served raw beside it."""
-
-
 async def serve() -> None:
     """Until stdin ends."""
     sender = Sender()
     async with Registry() as registry:
-        server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
 
         async def attach(carrier: Carrier, context: Context) -> None:
             await serve_tunnel(Tunnel(carrier, registry, Side.ACCEPTING, sender.handlers(), CONFIG), context)
 
-        with_attach(worker_pb2_grpc.add_WorkerServicer_to_server, SERVICE, attach)(_Worker(), server)
+        server = attach_server(attach)
         server.add_registered_method_handlers(STREAM, {"Echo": grpc.stream_stream_rpc_method_handler(bare)})
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()

@@ -70,7 +70,7 @@ def _simulated(checks: Checks) -> JsonValue:
     found = figures(world, world.run())
     workers = [worker.name for worker in schedule.settings.workers]
     served = [_number(found, f"worker.{name}.served") for name in workers]
-    spread = round(max(served) * len(workers) / max(1.0, sum(served)), 3)
+    spread = round(_number(found, "served.max_over_mean"), 3)
     copies, wait = _number(found, "computed.system"), _number(found, "wait.most_over_alone")
     checks.equal("simulated: what the scenario expects", [*unmet(schedule.expect, found)], [])
     checks.equal("simulated: requests served", sum(served), float(len(schedule.asks)))

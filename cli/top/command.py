@@ -39,8 +39,7 @@ def top(
 
     async def show(stub: Any) -> None:
         if as_json:
-            answer = await stub.GetPool(router_pb2.GetPoolRequest(), timeout=_ANSWER_S)
-            print_json(MessageToDict(answer.pool, preserving_proto_field_name=True))
+            print_json(MessageToDict((await _ask(stub)).pool, preserving_proto_field_name=True))
         elif once:
             Console().print(screen(await _ask(stub), None, router))
         else:

@@ -141,8 +141,13 @@ def decode_u64(payload: bytes) -> int:
     return int(value)
 
 
+def payload_limit(max_frame_bytes: int) -> int:
+    """Bytes of the largest payload that one frame can hold."""
+    return max_frame_bytes - FRAME_OVERHEAD - ITEM_OVERHEAD
+
+
 def check_payload(payload: bytes, max_frame_bytes: int) -> None:
     """Raises PayloadTooLargeError if one frame cannot hold ``payload``."""
-    limit = max_frame_bytes - FRAME_OVERHEAD - ITEM_OVERHEAD
+    limit = payload_limit(max_frame_bytes)
     if len(payload) > limit:
         raise PayloadTooLargeError(len(payload), limit)

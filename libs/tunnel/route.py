@@ -162,9 +162,7 @@ class Route:
     def deliver(self, payload: bytes, now: float) -> Put:
         """Reader only: store an inbound payload without waiting."""
         put = self.inbound.put(payload, now)
-        waiter = self._waiter
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
+        self._wake()
         return put
 
     def finish(self, closed: Closed, keep: bool) -> bool:

@@ -30,7 +30,7 @@ from .errors import (
     TooManyRoutesError,
     TunnelClosedError,
 )
-from .frames import CONTROL, FRAME_OVERHEAD, ITEM_OVERHEAD, Verify, encode_close, encode_u64, verify_checksum
+from .frames import CONTROL, Verify, encode_close, encode_u64, payload_limit, verify_checksum
 from .health import Health
 from .reader import Reader
 from .registry import Registry, TunnelEntry, call_user
@@ -250,8 +250,8 @@ class Tunnel:
 
     def _new_route(self, conn_id: int) -> Route:
         permit = self._registry.lease()
-        max_payload = self.config.max_frame_bytes - FRAME_OVERHEAD - ITEM_OVERHEAD
-        return Route(conn_id, self, self.config.route, self._handlers.merge, max_payload, permit)
+        limit = payload_limit(self.config.max_frame_bytes)
+        return Route(conn_id, self, self.config.route, self._handlers.merge, limit, permit)
 
     def _end(self, closed: Closed) -> None:
         if self._closed is not None:

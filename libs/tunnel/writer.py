@@ -100,8 +100,7 @@ class Writer:
         Raises ChannelFullError, PayloadTooLargeError or TunnelClosedError; then nothing of it was taken.
         """
         config, data, size = self._config, self._data, len(payload)
-        if size > config.max_frame_bytes - FRAME_OVERHEAD - ITEM_OVERHEAD:
-            check_payload(payload, config.max_frame_bytes)
+        check_payload(payload, config.max_frame_bytes)
         if self._ending is not None:
             raise TunnelClosedError(self._ending)
         if self._backlog or len(data) >= config.command_items or self._data_bytes + size > config.command_bytes:

@@ -8,8 +8,8 @@ dropped route. What arrives is handed over in the loop's next turn, and a tunnel
 came in with its last bytes still counts.
 
 The tunnels of a process that dies break one after the other. So a route that was lost with its tunnel is dropped only
-`settle_s` later: until then it may turn out that the process is lost, which is another thing. It counts against a
-prompt that kills its workers, and a resume over the next tunnel would have been lost as well.
+`settle_s` later: until then it may turn out that the process is lost, and a resume over the next tunnel would have been
+lost as well. (What such a loss says against a prompt the machine knows of dropped routes too: `drop_window_ms`.)
 
 An assignment that was cancelled keeps its route a little longer: its worker's last words (a late acceptance, a result)
 then reach the machine and are fenced and counted there, and the worker closes the route itself. Past `_LINGER_S` it is

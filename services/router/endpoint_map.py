@@ -49,7 +49,6 @@ class EndpointMap:
     ) -> None:
         self.counters = MapCounters()
         self.endpoints: tuple[Endpoint, ...] = ()
-        self.hash = ""
         self._stub = catalog_pb2_grpc.CatalogStub(channel)  # type: ignore[no-untyped-call, unused-ignore]
         self._target = target
         self._apply = apply
@@ -104,7 +103,6 @@ class EndpointMap:
         if newest.revision < counters.revision:
             log.warning("endpoint map is older than the last one", revision=newest.revision, last=counters.revision)
         self.endpoints = tuple(from_proto(Endpoint, endpoint) for endpoint in newest.endpoints)
-        self.hash = newest.hash
         counters.endpoints, counters.revision, counters.connected = len(self.endpoints), newest.revision, 1
         counters.received += 1
         self._apply(self.endpoints, newest.revision)

@@ -17,14 +17,14 @@ Samples = Iterable[tuple[tuple[str, ...], float]]
 
 
 def _gauge(name: str, text: str, labels: tuple[str, ...], samples: Samples) -> Metric:
-    family = GaugeMetricFamily(_PREFIX + name, text, labels=labels)
-    for values, number in samples:
-        family.add_metric(values, number)
-    return family
+    return _filled(GaugeMetricFamily(_PREFIX + name, text, labels=labels), samples)
 
 
 def _counter(name: str, text: str, labels: tuple[str, ...], samples: Samples) -> Metric:
-    family = CounterMetricFamily(_PREFIX + name, text, labels=labels)
+    return _filled(CounterMetricFamily(_PREFIX + name, text, labels=labels), samples)
+
+
+def _filled(family: GaugeMetricFamily | CounterMetricFamily, samples: Samples) -> Metric:
     for values, number in samples:
         family.add_metric(values, number)
     return family

@@ -151,11 +151,16 @@ async def assemble(settings: RouterSettings, service: Service, tunnel_config: Tu
 
     batches = DecisionBatches(catalog, router_id, settings.decisions_queue, settings.decisions_interval_s)
     decisions = Decisions(settings.decisions_kept, metrics, batches)
+
+    def look_again() -> None:
+        """Whoever waits may have become possible."""
+        shell.feed(CapacityFreed(max(1, machine.waiting)))
+
     names = Names(
         catalog,
         settings.names_refresh_s,
         service.spawn,
-        changed=lambda: shell.feed(CapacityFreed(max(1, machine.waiting))),
+        changed=look_again,
     )
 
     def apply(endpoints: tuple[Endpoint, ...], revision: int) -> None:
@@ -169,7 +174,7 @@ async def assemble(settings: RouterSettings, service: Service, tunnel_config: Tu
     uncovered = Uncovered(
         lambda: workers.pool.policy,
         lambda: [one for one in endpoints.endpoints if one.address in workers.addresses(one.worker)],
-        wake=lambda: shell.feed(CapacityFreed(max(1, machine.waiting))),
+        wake=look_again,
         live=lambda request_id: machine.phase(request_id) is not Phase.DONE,
     )
     planner = Planner(

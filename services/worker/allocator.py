@@ -17,7 +17,7 @@ _M_ARENA_MAX = -8
 
 
 def bound_arenas() -> bool:
-    """Before the threads start; whether it was done. MALLOC_ARENA_MAX, where an operator set it, is left to rule."""
+    """Whether it was done: no arena more is made, what there is stays. MALLOC_ARENA_MAX, where set, is left to rule."""
     if "MALLOC_ARENA_MAX" in os.environ:
         return False
     try:

@@ -10,14 +10,14 @@ from typing import Any, TypeVar
 
 import grpc.aio
 
-from libs.contracts.segue.v1 import worker_pb2_grpc
 from libs.pool.hooks import Hooks, Loss, Writer
 from libs.pool.knobs import FloorMode, PoolPolicy
 from libs.pool.model import Endpoint
 from libs.pool.pool import TunnelPool
 from libs.tunnel import Carrier, Closed, CloseReason, Handlers, Registry, Route, RouteClosedError, Side, Tunnel
-from libs.tunnel.grpc_carrier import Context, dial, serve_tunnel, with_attach
-from tests.tunnel.harness import FAST, LIMIT_S, SERVICE
+from libs.tunnel.grpc_carrier import Context, dial, serve_tunnel
+from tests.fixtures.attach_server import SERVICE, attach_server
+from tests.tunnel.harness import FAST, LIMIT_S
 
 T = TypeVar("T")
 
@@ -38,10 +38,6 @@ CALM = PoolPolicy(
     partial_after_s=0.2,
     recovery_grace_s=0,
 )
-
-
-class _Worker(worker_pb2_grpc.WorkerServicer):  # type: ignore[misc]
-    """The generated service; Attach is served raw beside it."""
 
 
 def joined(first: bytes, second: bytes) -> bytes | None:
@@ -73,14 +69,13 @@ class EchoWorker:
         self.incarnation += 1
         self._registry = registry = Registry()
         await registry.__aenter__()
-        server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
 
         async def attach(carrier: Carrier, context: Context) -> None:
             tunnel = Tunnel(carrier, registry, Side.ACCEPTING, Handlers(merge=joined, accept=self._accept), FAST)
             self.tunnels.append(tunnel)
             await serve_tunnel(tunnel, context)
 
-        with_attach(worker_pb2_grpc.add_WorkerServicer_to_server, SERVICE, attach)(_Worker(), server)
+        server = attach_server(attach)
         self.port = server.add_insecure_port(self.address)
         await server.start()
         self._server = server

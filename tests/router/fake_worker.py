@@ -13,7 +13,7 @@ from typing import Any
 
 import grpc
 
-from libs.contracts.segue.v1 import catalog_pb2, worker_pb2_grpc
+from libs.contracts.segue.v1 import catalog_pb2
 from libs.controller.protocol import (
     Cancel,
     DeclineReason,
@@ -37,7 +37,8 @@ from libs.controller.protocol import (
 from libs.controller.wire import TunnelCodec
 from libs.service.transport import Transport
 from libs.tunnel import Closed, CloseReason, Handlers, Registry, Route, RouteClosedError, Side, Tunnel
-from libs.tunnel.grpc_carrier import Carrier, serve_tunnel, with_attach
+from libs.tunnel.grpc_carrier import Carrier, serve_tunnel
+from tests.fixtures.attach_server import attach_server
 from tests.router.fake_catalog import FINGERPRINT
 from tests.router.pki import bind
 
@@ -153,9 +154,7 @@ class ScriptedWorker:
     async def start(self) -> None:
         """Also again after `kill`, at the same address and with the next epoch."""
         self._sequence, self._elected = 0, None
-        self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
-        register = with_attach(worker_pb2_grpc.add_WorkerServicer_to_server, "segue.v1.Worker", self._attach)
-        register(worker_pb2_grpc.WorkerServicer(), self._server)
+        self._server = attach_server(self._attach)
         self._port = bind(self._server, f"127.0.0.1:{self._port}", self.transport)
         await self._server.start()
 

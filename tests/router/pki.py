@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import grpc
 
 from libs.service.transport import Transport
+from tests.fixtures import certificates
 
 Identity = Callable[[str], Transport]
 """What the party of that name shows, and whom it believes."""
-
-_NEW = ("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2")
 
 
 def plain(_name: str) -> Transport:
@@ -27,20 +25,14 @@ class Authority:
 
     def __init__(self, folder: Path, hosts: frozenset[str] = frozenset({"router", "catalog"})) -> None:
         self._folder, self._hosts = folder, hosts
-        self._openssl("-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=authority")
+        certificates.authority(folder, "ca")
 
     def __call__(self, name: str) -> Transport:
         certificate, key = self._folder / f"{name}.pem", self._folder / f"{name}.key"
         if not certificate.exists():
             names = "DNS:localhost,IP:127.0.0.1" if name in self._hosts else f"DNS:{name}"
-            self._openssl(
-                "-keyout", key.name, "-out", certificate.name, "-subj", "/CN=party", "-CA", "ca.pem",
-                "-CAkey", "ca.key", "-addext", f"subjectAltName={names}",
-            )  # fmt: skip
+            certificates.signed(self._folder, name, names)
         return Transport(cert_file=certificate, key_file=key, ca_file=self._folder / "ca.pem")
-
-    def _openssl(self, *arguments: str) -> None:
-        subprocess.run([*_NEW, *arguments], cwd=self._folder, check=True, capture_output=True, timeout=20)
 
 
 def bind(server: grpc.aio.Server, address: str, transport: Transport) -> int:

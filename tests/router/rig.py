@@ -11,7 +11,7 @@ from typing import Any
 
 import grpc
 
-from libs.contracts.segue.v1 import router_pb2_grpc
+from libs.contracts.segue.v1 import pool_pb2, router_pb2, router_pb2_grpc
 from libs.controller.protocol import (
     CancelledDelivery,
     CancelRequest,
@@ -174,6 +174,12 @@ class Rig:
             return {name: view.heartbeat.epoch for name, view in views().items()} == wanted
 
         await eventually(holds, f"heartbeats of {wanted}")
+
+    async def pool(self) -> pool_pb2.PoolStatus:
+        """The tunnel pool, as an operator sees it."""
+        answer = await self.stub.GetPool(router_pb2.GetPoolRequest(), timeout=LIMIT_S)
+        found: pool_pb2.PoolStatus = answer.pool
+        return found
 
     async def at_rest(self) -> None:
         """Nothing is held for any request, anywhere."""

@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
-from libs.contracts.segue.v1 import catalog_pb2, pool_pb2, router_pb2
+from libs.contracts.segue.v1 import catalog_pb2, router_pb2
 from libs.controller.discovery import Rejection
 from libs.controller.protocol import ErrorDelivery, StatusCode
 from libs.controller.router_effects import Outcome
@@ -26,12 +26,6 @@ from tests.router.rig import Rig, Stream, eventually, request, running, status
 
 CALM = {"offer_timeout_ms": 20_000, "pool_pick_mode": "round-robin"}
 """No offer is given up for a machine that is busy; the tunnels of a worker are taken in turn."""
-
-
-async def pool(rig: Rig) -> pool_pb2.PoolStatus:
-    answer = await rig.stub.GetPool(router_pb2.GetPoolRequest(), timeout=LIMIT_S)
-    found: pool_pb2.PoolStatus = answer.pool
-    return found
 
 
 async def set_policy(rig: Rig, **knobs: str) -> Any:
@@ -187,7 +181,7 @@ async def test_tunnels_that_outrun_the_map_are_tunnels_to_the_new_process() -> N
             return record is not None and record.epoch == 2 and len(record.tunnels) == 2
 
         await eventually(paired, "both are known to lead to it")
-        known = {writer.epoch for writer in (await pool(rig)).writers if not writer.closing}
+        known = {writer.epoch for writer in (await rig.pool()).writers if not writer.closing}
         assert known == {2}
 
 
@@ -209,7 +203,7 @@ async def test_an_endpoint_is_drained_under_load_and_taken_back() -> None:
         late = [await rig.ingress.submit(request(8, 1)) for _ in range(6)]
         await eventually(lambda: len(second.jobs) + len(here) == 14, "all offered to the other")
         assert first.jobs == here
-        shown = {one.worker: one for one in (await pool(rig)).endpoints}
+        shown = {one.worker: one for one in (await rig.pool()).endpoints}
         assert shown["w0"].drained and not shown["w1"].drained
         for job in second.jobs[-6:]:
             job.run()
@@ -250,7 +244,7 @@ async def test_a_drain_of_nobody_is_an_error() -> None:
 
 
 async def swapped(rig: Rig) -> None:
-    before = (await pool(rig)).generation
+    before = (await rig.pool()).generation
     wanted = await rig.stub.SwapGeneration(router_pb2.SwapGenerationRequest(), timeout=LIMIT_S)
     assert wanted.generation > before
     await eventually(lambda: rig.metric("pool_generation") >= wanted.generation, "committed")
@@ -286,7 +280,7 @@ async def test_a_swap_that_closes_what_it_covers_resumes_it_unaltered() -> None:
             assert (await stream.completed(6)).served.attempts == 2
             await asyncio.wait_for(old.ended.wait(), LIMIT_S)
         assert rig.metric("worker_losses_total", loss="process") == 0
-        assert (await pool(rig)).policy["close_covered"] == "true"
+        assert (await rig.pool()).policy["close_covered"] == "true"
 
 
 async def test_policy_changes_live_all_or_nothing() -> None:
@@ -311,7 +305,7 @@ async def test_policy_changes_live_all_or_nothing() -> None:
                 await set_policy(rig, **knobs)
             assert status(caught) is grpc.StatusCode.INVALID_ARGUMENT and words in (caught.value.details() or "")
             assert read_error(caught.value).values["knob"] in knobs
-        assert (await pool(rig)).policy["writers_per_endpoint"] == "4"
+        assert (await rig.pool()).policy["writers_per_endpoint"] == "4"
         await set_policy(rig, required_cells="")
 
 
@@ -320,7 +314,7 @@ async def test_the_pool_is_shown() -> None:
         await both_tunnels(rig)
         await busy(rig, rig.workers[1])
         ((stream, job),) = await begun(rig, rig.workers[0], 1)
-        shown = await pool(rig)
+        shown = await rig.pool()
         assert (shown.readiness, shown.generation, shown.routes, shown.held) == ("ready", 1, 1, 0)
         assert shown.cells == {f"{FINGERPRINT}@": 4}
         assert [(one.worker, one.active, one.floor, one.listed) for one in shown.endpoints] == [

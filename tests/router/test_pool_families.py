@@ -9,11 +9,11 @@ from contextlib import asynccontextmanager
 import grpc
 import pytest
 
-from libs.contracts.segue.v1 import catalog_pb2, pool_pb2, router_pb2, worker_pb2_grpc
+from libs.contracts.segue.v1 import catalog_pb2, router_pb2
 from libs.controller.discovery import Rejection
 from libs.pool.contours import Contour
 from libs.tunnel import Registry
-from libs.tunnel.grpc_carrier import with_attach
+from tests.fixtures.attach_server import attach_server
 from tests.router.fake_catalog import FINGERPRINT
 from tests.router.fake_worker import LIMIT_S, ScriptedWorker
 from tests.router.rig import Rig, eventually, request, running
@@ -41,9 +41,7 @@ class TwoWays(ScriptedWorker):
         )  # fmt: skip
 
     async def open(self, family: str) -> None:
-        server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
-        register = with_attach(worker_pb2_grpc.add_WorkerServicer_to_server, "segue.v1.Worker", self._attach)
-        register(worker_pb2_grpc.WorkerServicer(), server)
+        server = attach_server(self._attach)
         self._ports[family] = server.add_insecure_port(f"{LOOPBACK[family]}:{self._ports[family]}")
         self._ways[family] = server
         await server.start()
@@ -80,16 +78,10 @@ def active(rig: Rig) -> Counter[str]:
     return Counter(one.family for one in writers if one.contour is Contour.ACTIVE)
 
 
-async def shown(rig: Rig) -> pool_pb2.PoolStatus:
-    answer = await rig.stub.GetPool(router_pb2.GetPoolRequest(), timeout=LIMIT_S)
-    found: pool_pb2.PoolStatus = answer.pool
-    return found
-
-
 @pytest.mark.parametrize("lost", ["ipv4", "ipv6"])
 async def test_one_family_lost_is_missing_costs_its_own_routes_a_resume_and_is_refilled(lost: str) -> None:
     async with running(**CALM) as rig, two_ways(rig) as worker:
-        assert not (await shown(rig)).missing
+        assert not (await rig.pool()).missing
         begun = []
         for _ in range(8):
             stream = await rig.ingress.submit(request(8, 6))
@@ -103,7 +95,7 @@ async def test_one_family_lost_is_missing_costs_its_own_routes_a_resume_and_is_r
         assert all(job.index == 1 for job in resumed)
         hit = {job.offer.request.request_id for job in resumed}
         await eventually(lambda: rig.metric("pool_missing_cell_families") == 1, "a cell-family is missing")
-        pool = await shown(rig)
+        pool = await rig.pool()
         assert [(one.cell, one.family) for one in pool.missing] == [(f"{FINGERPRINT}@", lost)]
         assert pool.readiness == "ready" and not pool.missing_cells
         for job in resumed:

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from libs.contracts.segue.v1 import catalog_pb2, pool_pb2, router_pb2
+from libs.contracts.segue.v1 import catalog_pb2
 from libs.controller.protocol import ErrorDelivery, StatusCode
 from libs.tunnel import CloseReason
 from tests.router.direct import by_hand
 from tests.router.fake_catalog import FINGERPRINT
-from tests.router.fake_worker import LIMIT_S, Job, scripted_worker
+from tests.router.fake_worker import Job, scripted_worker
 from tests.router.pki import Authority
 from tests.router.rig import Rig, eventually, request, running
 
@@ -27,9 +27,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 async def tunnels(rig: Rig) -> dict[str, int]:
     """Active ones, by worker."""
-    answer = await rig.stub.GetPool(router_pb2.GetPoolRequest(), timeout=LIMIT_S)
-    shown: pool_pb2.PoolStatus = answer.pool
-    return {one.worker: one.active for one in shown.endpoints}
+    return {one.worker: one.active for one in (await rig.pool()).endpoints}
 
 
 async def refused(rig: Rig, more: int = 3) -> None:

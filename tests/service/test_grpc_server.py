@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import subprocess
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -19,6 +18,7 @@ from libs.service.channel import open_channel
 from libs.service.errors import ServiceError, read_error
 from libs.service.grpc_server import BindError, GrpcServer
 from libs.service.transport import TlsFileError, Transport
+from tests.fixtures import certificates
 
 # grpc.aio's completion queue is one per process and disturbed by loops that come and go.
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -291,14 +291,10 @@ async def test_an_error_after_the_caller_has_gone_is_nobodys_error(caplog: pytes
 def pki(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A CA, certificates for localhost and router.test it signed, and one by a stranger."""
     folder = tmp_path_factory.mktemp("pki")
-    new = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2"]
     for name in ("ca", "stranger"):
-        files = ["-keyout", f"{name}.key", "-out", f"{name}.pem", "-subj", f"/CN={name}"]
-        subprocess.run([*new, *files], cwd=folder, check=True, capture_output=True, timeout=20)
+        certificates.authority(folder, name)
     for name, alternatives in (("node", "DNS:localhost,IP:127.0.0.1"), ("named", "DNS:router.test")):
-        files = ["-keyout", f"{name}.key", "-out", f"{name}.pem", "-subj", "/CN=node", "-CA", "ca.pem"]
-        names = ["-CAkey", "ca.key", "-addext", f"subjectAltName={alternatives}"]
-        subprocess.run([*new, *files, *names], cwd=folder, check=True, capture_output=True, timeout=20)
+        certificates.signed(folder, name, alternatives)
     return folder
 
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 import grpc.aio
 
-from libs.contracts.segue.v1 import worker_pb2_grpc
 from libs.tunnel import (
     ChannelLimits,
     Closed,
@@ -23,12 +22,12 @@ from libs.tunnel import (
     never_merge,
 )
 from libs.tunnel.frames import Verify, verify_checksum
-from libs.tunnel.grpc_carrier import Carrier, Context, dial, serve_tunnel, with_attach
+from libs.tunnel.grpc_carrier import Carrier, Context, dial, serve_tunnel
+from tests.fixtures.attach_server import SERVICE, attach_server
 from tests.fixtures.fault_proxy import FaultProxy
 from tests.tunnel.carriers import MemoryCarrier, pair
 
 LIMIT_S = 10.0
-SERVICE = "segue.v1.Worker"
 
 # Quick enough that a test sees every timer fire.
 FAST = TunnelConfig(
@@ -140,10 +139,6 @@ async def memory(
             await asyncio.gather(*(end.run for end in ends), return_exceptions=True)
 
 
-class _Worker(worker_pb2_grpc.WorkerServicer):  # type: ignore[misc]
-    """The generated service; Attach is served raw beside it."""
-
-
 @dataclass
 class Server:
     """A gRPC server whose Attach accepts tunnels into one registry."""
@@ -161,7 +156,6 @@ async def grpc_server(
 ) -> AsyncIterator[Server]:
     """Serves segue.v1.Worker on a free port."""
     async with Registry() as registry:
-        server = grpc.aio.server()
         rig: Server
 
         async def attach(carrier: Carrier, context: Context) -> None:
@@ -174,7 +168,7 @@ async def grpc_server(
             rig.arrived.put_nowait(end)
             await serve_tunnel(end.tunnel, context)
 
-        with_attach(worker_pb2_grpc.add_WorkerServicer_to_server, SERVICE, attach)(_Worker(), server)
+        server = attach_server(attach)
         port = server.add_insecure_port("127.0.0.1:0")
         rig = Server(registry, port, server)
         await server.start()

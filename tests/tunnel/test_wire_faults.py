@@ -15,8 +15,9 @@ from libs.contracts.segue.v1 import tunnel_pb2, worker_pb2_grpc
 from libs.tunnel import CarrierLostError, Closed, CloseReason, FrameKind, Registry, Route, RouteClosedError
 from libs.tunnel.frames import encode, encode_u64
 from libs.tunnel.grpc_carrier import dial
+from tests.fixtures.attach_server import SERVICE
 from tests.fixtures.fault_proxy import Direction, FaultProxy
-from tests.tunnel.harness import FAST, LIMIT_S, SERVICE, End, Server, grpc_dial, grpc_server, proxied, until
+from tests.tunnel.harness import FAST, LIMIT_S, End, Server, grpc_dial, grpc_server, proxied, until
 
 
 async def bound(end: End, server_end: End, count: int) -> list[Route]:
