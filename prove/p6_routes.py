@@ -101,6 +101,7 @@ async def played(checks: Checks, plan: Plan, seed: int, patience_s: float = LIMI
                 group.create_task(_requests(made, plan, random.Random(seed + number), done))
         assert trouble.done()
         held = await made.rest(patience_s)
+        await made.full()
         ledgers = [await worker.rest(patience_s) for worker in workers]
         status = made.pool.status()
         made.pool._core.books.check_integrity()
@@ -206,7 +207,7 @@ async def _trouble(made: Pooled, plan: Plan, seed: int, done: Done, happened: Co
         await kinds[name][1]()
         happened[name] += 1
     made.observe_all()
-    await made.full()
+    await made.enough()
     done.trouble_over = True
 
 
@@ -248,7 +249,7 @@ async def _swap(made: Pooled) -> None:
 
 async def _policy(made: Pooled, policy: PoolPolicy) -> None:
     made.pool.set_policy(policy)
-    await until(lambda: all(made.active(worker) >= policy.writers_per_endpoint for worker in made.listed))
+    await made.enough(policy.writers_per_endpoint)
     if policy.close_covered:
         await _swap(made)
 

@@ -153,8 +153,12 @@ class Pooled:
         return sum(view.active for view in self.pool.status().pool.endpoints if view.key.worker == worker.name)
 
     async def full(self, each: int = 2) -> None:
-        """Every listed worker has its tunnels."""
+        """Every listed worker has its tunnels, and no more: where none is left over or none of those is bound."""
         await until(lambda: all(self.active(worker) == each for worker in self.listed))
+
+    async def enough(self, each: int = 2) -> None:
+        """Every listed worker has its tunnels; those above the floor go once they are without routes."""
+        await until(lambda: all(self.active(worker) >= each for worker in self.listed))
 
     def held(self) -> dict[str, int]:
         """What must be nothing at rest."""
