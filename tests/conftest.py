@@ -14,6 +14,7 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -28,6 +29,35 @@ if TYPE_CHECKING:
 # No deadline: how long an example takes says more of the machine than of the code.
 settings.register_profile("repeatable", derandomize=True, print_blob=True, deadline=None)
 settings.load_profile("repeatable")
+
+COMPUTING = {
+    "chunks", "continuation", "contracts", "controller", "frame_claims", "k8s", "simulation", "simulation_traces",
+    "worker", "worker_runtime",
+}  # fmt: skip
+"""Folders whose tests take the processor and wait for nobody, but for those that ask for a server."""
+_SERVERS = {"background_servers", "etcd_server", "s3_server"}
+
+
+def lane(folder: str, fixtures: Iterable[str]) -> str:
+    """Which of two processes runs a test, where there are two (`make test`): what computes fills the pauses of what
+    waits for servers, which keep to one process and are started once.
+    """
+    return "computing" if folder in COMPUTING and _SERVERS.isdisjoint(fixtures) else "live"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """In a run of one process this changes nothing."""
+    for item in items:
+        folder = item.path.relative_to(Path(__file__).parent).parts[0]
+        item.add_marker(pytest.mark.xdist_group(lane(folder, getattr(item, "fixturenames", ()))))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """What computes gives way to what has deadlines; two processes, so once is for good."""
+    if "PYTEST_XDIST_WORKER" in os.environ and os.nice(0) == 0:
+        (mark,) = item.iter_markers("xdist_group")
+        if mark.args == ("computing",):
+            os.nice(10)
 
 
 @pytest.fixture(scope="session")

@@ -21,7 +21,10 @@ from tests.fixtures.fault_proxy import Direction, FaultProxy
 from tests.worker_storage.rig import PagesOf, at, draw_tokens, same, worker
 
 TOKENS = draw_tokens(4 * 256 + 64, seed=11)
-QUICK = RestoreSettings(fetch_timeout_s=1.0, rest_s=0.5)
+QUICK = RestoreSettings(fetch_timeout_s=1.0, rest_s=2.0)
+PATIENT = RestoreSettings(fetch_timeout_s=12.0)
+SLACK_S = 3.0
+"""For a busy machine; without the bound, each of the faults here would last three times as long."""
 
 
 @pytest.fixture
@@ -133,17 +136,17 @@ async def test_the_store_away_is_a_bounded_wait(catalog, model, bucket, tmp_path
         elif fault == "blackhole":
             proxy.blackhole(directions=down)
         elif fault == "delay":
-            proxy.delay(4.0, down)
+            proxy.delay(12.0, down)
         else:
             proxy.cut_after(2_000, down)
         started = time.monotonic()
         outcome, _ = await other.restore(other.plan(nodes, TOKENS))
         assert (outcome.end, outcome.boundary) == (RestoreEnd.UNAVAILABLE, 0)
-        assert time.monotonic() - started < QUICK.fetch_timeout_s + 0.8
+        assert time.monotonic() - started < QUICK.fetch_timeout_s + SLACK_S
         # The next one does not wait again for a store that has just failed …
         started = time.monotonic()
         outcome, _ = await other.restore(other.plan(nodes, TOKENS))
-        assert outcome.end is RestoreEnd.UNAVAILABLE and time.monotonic() - started < 0.3
+        assert outcome.end is RestoreEnd.UNAVAILABLE and time.monotonic() - started < QUICK.fetch_timeout_s / 2
         assert other.storage.counts.restore.resting > 0
         # … and when it is back, all is well by itself.
         proxy.heal()
@@ -208,14 +211,15 @@ async def test_stop_ends_a_wait_for_a_store_that_is_silent(catalog, model, bucke
     host, _, port = bucket.endpoint.rpartition(":")
     async with (
         FaultProxy(host, int(port)) as proxy,
-        worker(model, tmp_path / "b", at(bucket, proxy.address), catalog.target, restore=QUICK) as other,
+        worker(model, tmp_path / "b", at(bucket, proxy.address), catalog.target, restore=PATIENT) as other,
     ):
         proxy.blackhole()
         stop = asyncio.Event()
         asyncio.get_running_loop().call_later(0.1, stop.set)
         started = time.monotonic()
         outcome, _ = await other.restore(other.plan(nodes, TOKENS), stop)
-        assert (outcome.end, outcome.boundary) == (RestoreEnd.STOPPED, 0) and time.monotonic() - started < 0.4
+        assert (outcome.end, outcome.boundary) == (RestoreEnd.STOPPED, 0)
+        assert time.monotonic() - started < SLACK_S
 
 
 class SlowPages:
