@@ -45,10 +45,12 @@ def lane(folder: str, fixtures: Iterable[str]) -> str:
     return "computing" if folder in COMPUTING and _SERVERS.isdisjoint(fixtures) else "live"
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """In a run of one process this changes nothing."""
+    here = Path(__file__).parent
     for item in items:
-        folder = item.path.relative_to(Path(__file__).parent).parts[0]
+        folder = item.path.relative_to(here).parts[0] if item.path.is_relative_to(here) else ""
         item.add_marker(pytest.mark.xdist_group(lane(folder, getattr(item, "fixturenames", ()))))
 
 

@@ -36,15 +36,19 @@ async def generate(
 
 async def durable(catalog: Process, fingerprint: str, tokens: list[int], end: int) -> list[catalog_pb2.Node]:
     """The chain up to `end`, once the catalog has all of it."""
-    async with grpc.aio.insecure_channel(catalog.target) as channel, asyncio.timeout(20):
+    nodes: list[catalog_pb2.Node] = []
+    async with grpc.aio.insecure_channel(catalog.target) as channel:
         stub = catalog_pb2_grpc.CatalogStub(channel)  # type: ignore[no-untyped-call]
         lookup = catalog_pb2.LookupRequest(fingerprint=fingerprint, tenant_salt=SALT, tokens=tokens)
-        while True:
-            found = await stub.Lookup(lookup, timeout=5)
-            nodes = [*found.nodes, *([found.tail] if found.HasField("tail") else [])]
-            if nodes and nodes[-1].chunk.end == end:
-                return nodes
-            await asyncio.sleep(0.05)
+        try:
+            async with asyncio.timeout(20):
+                while not nodes or nodes[-1].chunk.end != end:
+                    found = await stub.Lookup(lookup, timeout=5)
+                    nodes = [*found.nodes, *([found.tail] if found.HasField("tail") else [])]
+                    await asyncio.sleep(0.05)
+        except TimeoutError:
+            raise AssertionError(f"chunks end at {[node.chunk.end for node in nodes]}, not at {end}") from None
+        return nodes
 
 
 async def test_a_chat_goes_on_at_another_worker_and_after_a_kill(
