@@ -38,8 +38,8 @@ async def tiny_cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterato
     log = Log(folder / "children.log")
     # No restore is given up and no read overtaken for a machine that is busy with other things.
     settings = {"kv_bytes": "256MiB", "restore_loss_ms": "60000", "hedge_ms": "60000"}
-    # In steps as short a prompt token of this model costs enough that no restore which was measured while others had the
-    # processors looks dearer than computing a prefix anew.
+    # In steps as short a prompt token of this model costs so much that no restore looks dearer than computing a prefix
+    # anew, not even one that was measured while others had the processors.
     settings["step_tokens"] = "16"
     try:
         async with staged("tiny", state=folder / "state", threads=1, worker_settings=settings, sink=log) as stage:
