@@ -53,6 +53,22 @@ async def test_a_restore_that_fails_is_gone_on_with_as_a_computation_and_waited_
         await worker.rest()
 
 
+@pytest.mark.parametrize("resident", [0, 512])
+async def test_whose_restore_brings_nothing_waits_for_who_computes_the_same(resident: int) -> None:
+    restorer = Scripted([(0, RestoreEnd.GONE)])
+    async with running(scripted(restorer), **{**COSTS, "echo_prefill_ms": 0.5}) as worker, routing(worker) as router:
+        first = await router.offer(PROMPT, 3, name="r1")
+        await first.accepted()
+        await until(lambda: min(found.end for found in worker.worker.engine.pool.inflight()) > resident)
+        nodes = chain(worker, end=SHARED, start=resident)
+        second = await router.offer((*PROMPT[:1_400], 7), 3, name="r2", tier=Tier.SSD, cached=SHARED, chain=nodes)
+        await second.accepted()
+        computed, result = await asyncio.gather(first.finish(), second.finish())
+        assert computed.usage.computed_tokens == 1_500
+        assert (result.usage.cached_tokens, result.usage.computed_tokens) == (SHARED, 121), "it is computed twice"
+        await worker.rest()
+
+
 async def test_what_a_restore_brings_is_begun_with_at_once() -> None:
     restorer = Scripted([(None, RestoreEnd.DONE)], gate=asyncio.Event())
     async with running(scripted(restorer), **{**COSTS, "echo_prefill_ms": 5.0}) as worker, routing(worker) as router:

@@ -76,6 +76,8 @@ class Restores:
             if whole and group.window:
                 self._close_gap(held, g)
             self._unload(held, g, sizes.pages(route.end))
+        # What was begun with is all there is: as if nothing had been restored.
+        held.restored = route.end != held.base
 
     def _map_window(self, held: Reservation, g: int, first: int, last: int) -> None:
         """Maps logical pages [first, last) behind the route's end, and nothing else there."""

@@ -46,6 +46,7 @@ class Reservation:
     loading: dict[tuple[int, int], int] = field(default_factory=dict)
     """(group, page) under restore → the page's generation when the load began."""
     restored: bool = False
+    """Whether pages are being restored, or were."""
 
 
 @dataclass(slots=True, eq=False)
