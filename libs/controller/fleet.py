@@ -231,7 +231,8 @@ class Fleet:
 
     def replied(self, worker: str, reply: OfferReply, now_ms: float) -> None:
         """An offer reply's fresh counts: they contain what was accepted before; an acceptance's pages contain the
-        assignment itself too, its queue does not yet.
+        assignment itself too, its queue does not yet. Of prefixes on their way it says nothing: what was assumed of
+        those holds until a heartbeat does.
         """
         view = self._views.get(worker)
         if view is None or view.heartbeat.epoch != reply.epoch:
@@ -243,7 +244,9 @@ class Fleet:
         for other in view.bookings.values():
             if other.accepted_ms is not None:
                 other.work_ms = 0.0
-        self._settle(view, now_ms)
+                if self._contained(other, now_ms):
+                    other.pages = 0
+        self._sum(view)
         self._stale.add(worker)
 
     def missed(self, candidate: Candidate) -> None:
@@ -331,13 +334,17 @@ class Fleet:
         self._sum(view)
 
     def _settle(self, view: WorkerView, now_ms: float) -> None:
-        """Drops the bookings that counts heard now must contain."""
+        """Drops the bookings that a heartbeat heard now must contain."""
         for assignment, booking in tuple(view.bookings.items()):
-            if booking.accepted_ms is not None and now_ms >= booking.accepted_ms + self.knobs.settle_ms:
+            if self._contained(booking, now_ms):
                 del view.bookings[assignment]
                 self._booked.pop(assignment, None)
                 self._unassume(view.worker, booking)
         self._sum(view)
+
+    def _contained(self, booking: Booking, now_ms: float) -> bool:
+        """Whether the worker's counts that are heard now must contain it."""
+        return booking.accepted_ms is not None and now_ms >= booking.accepted_ms + self.knobs.settle_ms
 
     def _assume(self, assignment: AssignmentId, candidate: Candidate, now_ms: float) -> tuple[tuple[int, float], ...]:
         """What an assignment will compute is on its way to the worker's pages, each boundary with its arrival."""

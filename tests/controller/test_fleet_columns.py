@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from libs.controller import candidates, smoothing
 from libs.controller.bounds import _mixed
 from libs.controller.candidates import Variant, variant
+from libs.controller.discovery import Observed
 from libs.controller.fleet import Fleet
 from libs.controller.knobs import POLICY_KNOBS, PolicyKnobs
 from libs.controller.policy import band_ms, mixed
@@ -20,6 +21,7 @@ from libs.controller.protocol import (
     GenerationRequest,
     Gone,
     Load,
+    OfferReply,
     Pages,
     PrefillCost,
     Resident,
@@ -27,7 +29,7 @@ from libs.controller.protocol import (
     TierCost,
 )
 from libs.controller.residency import ResidencyIndex
-from libs.controller.router_effects import Booked, Unbooked
+from libs.controller.router_effects import Accepted, Booked, Unbooked
 from libs.controller.router_events import Plan
 from libs.controller.table import Table
 from libs.controller.ways import Ways
@@ -205,6 +207,25 @@ def test_what_was_just_assigned_is_on_its_way_there() -> None:
     coming = found[best.worker, Tier.INFLIGHT]
     assert coming.cached_tokens == 1_024 and coming.load_ms == pytest.approx(1_024.0)
     fleet.account(Unbooked(AssignmentId("a", 1)), 5.0)
+    assert not fleet.index.assumed
+    assert {one.candidate.tier for one in plan(fleet, second, entry).ranked} == {Tier.NONE}
+
+
+def test_only_a_heartbeat_says_what_is_still_on_its_way() -> None:
+    """An offer's reply does not: until the next heartbeat comes, others must know what was assigned before it."""
+    fleet = observe(Fleet(), *(heartbeat(f"w{number}") for number in range(4)))
+    first, second = a_request(1_100, name="a"), a_request(1_100, name="b")
+    entry, assignment, other = variant(MODEL, first), AssignmentId("a", 1), AssignmentId("x", 1)
+    best = plan(fleet, first, entry).ranked[0].candidate
+    fleet.account(Booked(assignment, best), 0.0)
+    fleet.replied(best.worker, OfferReply(assignment, best.epoch, True), 1.0)
+    fleet.account(Accepted(assignment), 1.0)
+    fleet.replied(best.worker, OfferReply(other, best.epoch, False, load=Load(900.0)), 200.0)
+    view = fleet.view(best.worker)
+    assert view is not None and view.queue_ms(200.0) == 900.0 and not view.booked_pages, "its counts contain it"
+    tiers = {one.candidate.tier for one in plan(fleet, second, entry).ranked if one.candidate.worker == best.worker}
+    assert tiers == {Tier.NONE, Tier.INFLIGHT}
+    fleet.observe(Observed(heartbeat(best.worker, sequence=2), False, True), 201.0)
     assert not fleet.index.assumed
     assert {one.candidate.tier for one in plan(fleet, second, entry).ranked} == {Tier.NONE}
 
