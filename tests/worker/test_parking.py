@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Sequence
+from typing import cast
 
 import grpc
 import pytest
@@ -11,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from libs.contracts.segue.v1 import common_pb2, worker_pb2
-from libs.controller.protocol import AssignmentId, DeclineReason, ResultStatus, Tier
+from libs.controller.protocol import AssignmentId, DeclineReason, GenerationRequest, ResultStatus, Tier
 from libs.controller.worker_table import Phase
-from services.worker.handlers import RestoreEnd
+from services.worker.endpoint.parking import Parking
+from services.worker.handlers import Job, QueueState, RestoreEnd, Runtime
 from services.worker.pages.admission import Awaited, Wanted, _common
 from services.worker.pages.pool import PagePool
 from services.worker.pages.route import Continuation
@@ -220,6 +223,34 @@ def test_of_several_on_the_way_to_a_boundary_the_nearest_tells_when_it_is_there(
     assert found == {(768, 168)}, "one entry a boundary, and none that is there"
     assert pool.awaits(key(2)) is not None and pool.awaits(key(1)) is None
     assert pool.awaits(key(2), without={key(1)}) is None
+
+
+class Queue:
+    """As a runtime says how long its queue is: nobody's patience lasts."""
+
+    def queue(self, coming: Sequence[int] = ()) -> QueueState:
+        return QueueState(0.0, 0, 0)
+
+
+async def test_who_has_waited_too_long_is_still_known_to_begin_behind_what_is_there() -> None:
+    """Its leader was only slower than predicted: routers must not be told that all of its prompt is ahead of them."""
+    pool = PagePool([GroupSpec("full", 0, 400)], PageSizes(16, 256, 2_048))
+    of = Continuation("ff", "11" * 32, "")
+    submitted: list[Job] = []
+    parking = Parking(pool, cast(Runtime, Queue()), submitted.append, tuple)
+    for number in (1, 2):
+        tokens = (*PROMPT[:1_100], number)
+        pool.reserve(key(number), Wanted(of, tokens, 1), 1.0)
+    pages = pool.job_pages(key(1))
+    pages.begin()
+    assert parking.park(Job(key(2), GenerationRequest("r2", "m", tokens, 1_101, 1), pool.job_pages(key(2))))
+    for end in (512, 1_024):
+        await asyncio.sleep(0)  # for its timer
+        assert not submitted
+        pages.prepare(end)
+        pages.computed(end)
+        parking.look()
+    assert [job.likely for job in submitted] == [1_024]
 
 
 @given(st.lists(st.sampled_from("ab"), max_size=12), st.lists(st.sampled_from("ab"), max_size=12), st.integers(0, 12))

@@ -111,6 +111,8 @@ class Parking:
         if wait is not None:
             self._waits[assignment] = wait
         else:
-            found = self._waits[assignment].boundary
+            found = self._waits[assignment]
+            # Without patience it may be the one that computes: then nothing is there, and all of it is ahead of others.
+            likely = found.boundary if parked.patient or self._pool.has(found.hash) else 0
             self._take(assignment)
-            self._submit(replace(parked.job, likely=found) if parked.patient else parked.job)
+            self._submit(replace(parked.job, likely=likely))

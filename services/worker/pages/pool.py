@@ -190,6 +190,11 @@ class PagePool:
             there, under_way = self._books.index.has, self._reservations
             return [key for key, wait in waits.items() if wait.leader not in under_way or there(wait.hash)]
 
+    def has(self, digest: str) -> bool:
+        """Whether a full chunk is there, computed."""
+        with self._lock:
+            return self._books.index.has(digest)
+
     def prepare(self, key: AssignmentId, end: int) -> tuple[str, ...]:
         """See JobPages.prepare."""
         with self._lock:
