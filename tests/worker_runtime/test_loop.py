@@ -7,13 +7,17 @@ import random
 import threading
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 import torch
 
+from services.worker.engine import compute_of
 from services.worker.runtime.errors import RuntimeClosedError, RuntimeFullError, RuntimeRefusalError
 from services.worker.runtime.job import Event, Failed, Finished, Job, Prefilled, Quiesced, Started, Token
+from services.worker.runtime.measurements import Meter
 from services.worker.runtime.sampling import Sampling
+from services.worker.settings import WorkerSettings
 from tests.worker_runtime.harness import PAGE, Harness, Subject
 
 
@@ -100,6 +104,35 @@ def test_lanes_are_stable_and_only_refills_are_primed(tiny: Subject) -> None:
         assert measured.tokens == 50
         assert measured.decode_step_ms[1].count == 49
         assert set(measured.prefill_token_ms) == {256}
+
+
+@pytest.mark.parametrize("handlers", ["batched", "serialized"])
+async def test_what_the_first_prompt_compiles_is_no_price(
+    tiny: Subject, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch, handlers: str
+) -> None:
+    """A worker that is thought to be slow gets no work, and is not measured again."""
+    slow = 1_000.0
+    booked: list[float] = []
+    iteration = Meter.iteration
+
+    def book(meter: Meter, ms: float, decode_rows: int, prompt_rows: int, longest_prompt: int, *, drew: bool) -> None:
+        booked.append(ms)
+        iteration(meter, slow if len(booked) == 1 else ms, decode_rows, prompt_rows, longest_prompt, drew=drew)
+
+    monkeypatch.setattr(Meter, "iteration", book)
+    settings = WorkerSettings.model_validate(
+        {"worker": "w", "model": str(folders["tiny"]), "kv_bytes": "16MiB", "handlers": handlers, "threads": 1}
+    )
+    runtime = compute_of(settings, folders["tiny"], tiny.model).runtime
+    runtime.start(lambda _: None)
+    try:
+        await runtime.warmup()
+        found = runtime.counters()
+        assert found.iterations == len(booked), "counters go on"
+        assert found.decode_step_ms and max(one.count for one in found.prefill_token_ms.values()) >= 3
+        assert max(cost.ms_per_token for cost in runtime.prefill()) * 300 < slow / 10
+    finally:
+        await runtime.aclose()
 
 
 def test_rows_ahead_of_a_prompt_in_its_step_are_told(tiny: Subject) -> None:

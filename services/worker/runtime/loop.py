@@ -144,6 +144,11 @@ class DeviceLoop:
                 elapsed_ms=(time.perf_counter() - self._began) * 1e3 if self._began else 0.0,
             )
 
+    def forget_times(self) -> None:
+        """Measures times anew; counters go on."""
+        with self._lock:
+            self._meter.forget_times()
+
     def close(self, timeout_s: float = 30.0) -> None:
         """Ends the loop at the next iteration boundary; whatever it held ends with Quiesced. Raises TimeoutError."""
         with self._wake:

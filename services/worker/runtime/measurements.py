@@ -100,6 +100,11 @@ class Meter:
         key, weight = length_bucket(longest_prompt), min(1.0, prompt_rows / _SMALLEST_BUCKET)
         table[key] = table.get(key, Timing()).add(ms / prompt_rows, weight)
 
+    def forget_times(self) -> None:
+        """What was measured so far says nothing of what comes."""
+        for table in (self.decode_step_ms, self.prefill_token_ms, self.prefill_beside_decode_token_ms):
+            table.clear()
+
 
 def step_ms(timings: Mapping[int, Timing], lanes: int) -> float:
     """Of a decode step over this many lanes: the next larger number that was measured, else the largest; 0 of none."""

@@ -106,6 +106,11 @@ class SerialLoop:
                 pending_prompts=(*reading, *waiting),
             )
 
+    def forget_times(self) -> None:
+        """Measures times anew; counters go on."""
+        with self._wake:
+            self._meter.forget_times()
+
     def close(self, timeout_s: float = 30.0) -> None:
         """Ends the loop at the next step; whatever it held ends with Quiesced. Raises TimeoutError."""
         with self._wake:
