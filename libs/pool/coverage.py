@@ -31,8 +31,12 @@ class Cover:
 
     def spares(self, records: Iterable[WriterRecord], wanted: Collection[Cell], minimum: int) -> bool:
         """Whether no wanted cell would fall below its minimum, or further below it, without these records."""
+        return not self.short_without(records, wanted, minimum)
+
+    def short_without(self, records: Iterable[WriterRecord], wanted: Collection[Cell], minimum: int) -> frozenset[Cell]:
+        """The wanted cells that would."""
         less = Counter(cell for record in records if record.serving for cell in record.endpoint.cells)
-        return all(self.cells[cell] - count >= minimum for cell, count in less.items() if cell in wanted)
+        return frozenset(cell for cell, count in less.items() if cell in wanted and self.cells[cell] - count < minimum)
 
 
 def serving(record: WriterRecord) -> bool:

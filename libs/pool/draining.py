@@ -2,7 +2,7 @@
 
 A draining writer goes when it is empty, at the effective force-close deadline, or because its cell has too many of
 them. The drain TTL only warns. One that a commit left as the fallback of what it could not cover stays until that is
-covered; past its stale TTL it stays only if it is the last that serves a cell whose endpoint is still in the map.
+covered; past its stale TTL it stays only where a cell would fall below its minimum without it.
 """
 
 from __future__ import annotations
@@ -39,13 +39,11 @@ def demotable(
     ``wanted``: the cell-families of the endpoints in effect.
     """
     covered = all(active.groups[group] for group in record.endpoint.groups if group in wanted)
-    if covered and (active.endpoints[record.key] or record.key not in listed):
-        # Families are covered one by one, a cell as a whole: its minimum holds too before anything is given up.
-        return serving.spares((record,), {group.cell for group in wanted}, policy.survivability_min)
-    if record.stale_until is None or now < record.stale_until:
+    expired = record.stale_until is not None and now >= record.stale_until
+    if not (covered and (active.endpoints[record.key] or record.key not in listed)) and not expired:
         return False
-    last = any(serving.cells[cell] <= 1 for cell in record.endpoint.cells if cell in {group.cell for group in wanted})
-    return not (last and record.key in listed)
+    # Families are covered one by one, a cell as a whole: its minimum holds too before anything is given up.
+    return serving.spares((record,), {group.cell for group in wanted}, policy.survivability_min)
 
 
 def sweep(records: Sequence[WriterRecord], policy: PoolPolicy, now: float) -> Sweep:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .books import Books
 from .contours import Move
+from .coverage import cells_of
 from .desired import DesiredMap
 from .effects import Notice
 from .generation import Trigger
@@ -24,13 +25,10 @@ def settle(books: Books) -> None:
 
 def lapse(books: Books) -> None:
     """Vanished endpoints whose grace is over go, as far as no cell falls below its minimum by it."""
-    for key in books.roster.overdue(books.policy, books.now):
-        writers = [record for record in books.inventory.of_endpoint(key) if record.serving]
-        wanted = frozenset(cell for endpoint in books.roster.listed() for cell in endpoint.cells)
-        if books.cover().spares(writers, wanted, books.policy.survivability_min):
-            books.roster.lapse(key)
-            books.out.warn(Notice.ENDPOINT_LAPSED, f"{key.worker} at {key.address}")
-            books.forget([key])
+    for key in _lapsing(books):
+        books.roster.lapse(key)
+        books.out.warn(Notice.ENDPOINT_LAPSED, f"{key.worker} at {key.address}")
+        books.forget([key])
 
 
 def drain_worker(books: Books, worker: str, address: str, drained: bool) -> None:
@@ -85,3 +83,19 @@ def _take(books: Books, taken: DesiredMap) -> None:
         drop_pending(books)
     else:
         want(books, Trigger.MAP)
+
+
+def _lapsing(books: Books) -> list[EndpointKey]:
+    """Of those whose grace is over, all that whoever stays can do without: in the map or in its grace, it still wants
+    its cells covered, whether or not it has tunnels of its own. Who vanished last stays first."""
+    going = books.roster.overdue(books.policy, books.now)
+    found = books.cover()
+    while going:
+        wanted = cells_of(endpoint for endpoint in books.roster.dialable() if endpoint.key not in going)
+        writers = [record for key in going for record in books.inventory.of_endpoint(key) if record.serving]
+        lost = found.short_without(writers, wanted, books.policy.survivability_min)
+        if not lost:
+            break
+        needed = {record.key for record in writers if lost.intersection(record.endpoint.cells)}
+        going.remove(next(key for key in reversed(going) if key in needed))
+    return going

@@ -130,12 +130,13 @@ class Roster:
             self._entries[key] = replace(entry, leaving=False)
 
     def overdue(self, policy: PoolPolicy, now: float) -> list[EndpointKey]:
-        """Vanished endpoints whose grace is over."""
-        return [
-            entry.endpoint.key
+        """Vanished endpoints whose grace is over, who vanished first first."""
+        over = [
+            (entry.vanished_at, entry.endpoint.key)
             for entry in self
             if entry.vanished_at is not None and now - entry.vanished_at >= policy.vanish_grace_s
         ]
+        return [key for _, key in sorted(over)]
 
     def lapse(self, key: EndpointKey) -> None:
         """A vanished endpoint goes."""

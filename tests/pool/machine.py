@@ -143,6 +143,14 @@ class PoolMachine(RuleBasedStateMachine):
     def swap(self) -> None:
         self.world.feed(SwapGeneration())
 
+    @rule(index=INDEXES, mode=st.sampled_from([StaleMode.TTL, StaleMode.ALWAYS]), ratio=st.sampled_from([0.0, 0.5]))
+    def swap_over_a_hole(self, index: int, mode: StaleMode, ratio: float) -> None:
+        """An endpoint takes no new tunnels while its old ones stand: a commit that may goes without it."""
+        self.world.up[ENDPOINTS[index].key] = False
+        self.world.feed(SetPolicy(replace(self.world.core.policy, min_fresh_ratio=ratio, stale_mode=mode)))
+        self.world.feed(SwapGeneration())
+        self.world.run(1)
+
     @rule(worker=WORKERS, drained=st.booleans())
     def drain(self, worker: str, drained: bool) -> None:
         self.world.feed(DrainWorker(worker, drained=drained))

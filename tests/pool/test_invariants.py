@@ -79,7 +79,7 @@ _DELIVER = Route.deliver
 PLANTED: dict[str, tuple[object, str, Callable[..., Any]]] = {
     "1 permits leak": (Registry, "_return_permit", _never),
     "2 a lost writer forgets routes": (Registry, "detach", _one_close_only),
-    "3 any cell spares any writer": (Cover, "spares", lambda *_: True),
+    "3 any cell spares any writer": (Cover, "short_without", lambda *_: frozenset()),
     "4 a stale commit is not noticed": (Generations, "validate", lambda *_: Obstacle.NONE),
     "4 half a commit": (swaps, "_place", _partial_commit),
     "5 one full channel stops the others": (Route, "deliver", _shared_limit),

@@ -124,6 +124,36 @@ def test_an_endpoint_that_stays_away_lapses_but_not_the_last_of_a_cell(world: Wo
     assert not world.active(endpoint(2).key)
 
 
+def test_who_vanished_last_keeps_the_cell_for_its_grace(world: World) -> None:
+    a, one, two = endpoint(0, "A"), endpoint(1, "B"), endpoint(2, "B")
+    world.read(a, one, two)
+    world.run(1)
+    world.read(a, two)
+    world.run(20)
+    world.fail(two.key)  # and cannot be reached: of B there is only what vanished first
+    world.read(a)
+    world.run(20)
+    assert world.bind(CellTarget("B")) is not None
+    for session in world.sessions:
+        world.finish(session)
+    world.run(20)
+    assert not world.active(one.key)
+
+
+def test_who_vanished_goes_one_by_one_where_a_cell_needs_one_of_them(world: World) -> None:
+    world.feed(SetPolicy(replace(STATIC, survivability_min=2, writers_per_endpoint=1)))
+    one, two, three = endpoint(1, "B"), endpoint(2, "A", "B"), endpoint(3, "A")
+    world.read(one, two, three)
+    world.run(1)
+    world.read(three)  # of A it has one tunnel: two stays for the other, and with it B wants two
+    world.run(300)
+    assert len(world.active(one.key)) == len(world.active(two.key)) == 1
+    world.read(three, endpoint(4, "A"))
+    world.run(60)
+    assert not world.active(one.key)
+    assert not world.active(two.key)
+
+
 def test_a_hundred_swaps_in_a_row_stay_bounded(world: World) -> None:
     started(world, 4)
     sessions = [world.bind(CellTarget("A")) for _ in range(64)]

@@ -354,20 +354,25 @@ def test_who_goes_and_who_is_warned_about() -> None:
 
 
 @pytest.mark.parametrize(
-    ("others", "listed", "now", "expected"),
+    ("others", "listed", "minimum", "now", "expected"),
     [
-        (0, True, 50.0, False),  # its time is not over
-        (0, True, 500.0, False),  # the last of a cell in the map does not lapse by TTL
-        (0, False, 500.0, True),  # its endpoint is in no map any more
-        (1, True, 50.0, True),  # covered
+        (0, True, 1, 50.0, False),  # its time is not over
+        (0, True, 1, 500.0, False),  # the last of a cell does not lapse by TTL
+        (0, False, 1, 500.0, False),  # nor does it where its endpoint vanished and has its grace
+        (1, True, 2, 500.0, False),  # nor the last but one where two are the minimum
+        (1, True, 1, 50.0, True),  # covered
+        (1, False, 1, 50.0, True),
     ],
 )
-def test_when_a_stale_writer_is_a_fallback_no_longer(others: int, listed: bool, now: float, expected: bool) -> None:
+def test_when_a_stale_writer_is_a_fallback_no_longer(
+    others: int, listed: bool, minimum: int, now: float, expected: bool
+) -> None:
     stale = record(1, contour=Contour.DRAINING, fallback=True, stale_until=90.0)
     fresh = [record(2 + index) for index in range(others)]
     active, serving = cover(fresh), cover([stale, *fresh])
-    keys = {endpoint(0).key} if listed else set()
-    assert demotable(stale, active, serving, keys, {Group("A", "ipv4")}, POLICY, now) is expected
+    keys, policy = {endpoint(0).key} if listed else set(), replace(POLICY, survivability_min=minimum)
+    assert demotable(stale, active, serving, keys, {Group("A", "ipv4")}, policy, now) is expected
+    assert demotable(stale, active, serving, keys, set(), policy, 500.0)  # nobody wants its cell any more
 
 
 # --- selection ---
