@@ -115,7 +115,7 @@ class Rounds:
         return await self._round(number, "router killed", holder, strangers=0)
 
     async def _round(self, number: int, group: str, holder: _Holder, strangers: int = _STRANGERS) -> list[Cut]:
-        cuts = [await self._planned(group, WAYS[(number + other) % len(WAYS)]) for other in range(1 + strangers)]
+        cuts = [await self.planned(group, WAYS[(number + other) % len(WAYS)]) for other in range(1 + strangers)]
         aimed, killed = cuts[0], list[Child]()
         at = self._draw.randint(3, max(3, self._new // 3))
 
@@ -133,7 +133,7 @@ class Rounds:
         before = {child: child.restarts for child in self._children()}
         async with asyncio.TaskGroup() as tasks:
             running = [
-                tasks.create_task(self._play(cut, kill if cut is aimed else None)) for cut in cuts
+                tasks.create_task(self.play(cut, kill if cut is aimed else None)) for cut in cuts
             ]  # fmt: skip
         for cut, task in zip(cuts, running, strict=True):
             cut.seen = task.result()
@@ -154,11 +154,11 @@ class Rounds:
         cluster = self.stage.cluster
         return [*cluster.routers, *(worker.child for worker in cluster.workers.values())]
 
-    async def _play(self, cut: Cut, piece: Piece | None = None) -> Seen:
+    async def play(self, cut: Cut, piece: Piece | None = None) -> Seen:
         stage = self.stage
         return await stream(self._http, stage.cluster.base_url, stage.model, cut.prompt, cut.body, piece)
 
-    async def _planned(self, group: str, way: Way) -> Cut:
+    async def planned(self, group: str, way: Way) -> Cut:
         """A prompt that the model does not end early, and for a way that stops at a string one from its last part."""
         while True:
             prompt = self._prose.prompt(self._draw.randint(24, self._longest))
@@ -166,7 +166,7 @@ class Rounds:
             if "temperature" in way.sampling:
                 body["seed"] = self._draw.getrandbits(63)
             cut = Cut(group, way, prompt, body, Seen())
-            cut.expected = await self._play(cut)
+            cut.expected = await self.play(cut)
             if cut.expected.finish_reasons != ["length"] or cut.expected.faults(prompt):
                 continue
             if not way.stops:
@@ -175,7 +175,7 @@ class Rounds:
             stop = text[length * 3 // 4 : length * 3 // 4 + 4]
             if len(stop) == 4 and text.find(stop) == length * 3 // 4:
                 body["stop"] = stop
-                cut.expected = await self._play(cut)
+                cut.expected = await self.play(cut)
                 return cut
 
     async def _attempts(self, seen: Seen) -> int:
