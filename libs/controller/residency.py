@@ -29,6 +29,7 @@ Holding = dict[Tier, float]  # tier -> time of arrival on the router's clock (IN
 _CHUNK_TOKENS = 256  # ends that are no multiple of it are tails'
 _KEY_BITS = (1 << 60) - 1
 _SHARED = 1 << 16  # sets of holders that are kept as one object each; beyond it sharing starts anew
+_GPU, _RAM, _INFLIGHT = Tier.GPU, Tier.RAM, Tier.INFLIGHT
 _SLACK = 64  # entries of a log that are not worth compacting
 
 
@@ -61,6 +62,7 @@ class ResidencyIndex:
         self._logs: list[array[int]] = []  # by slot: keys it holds, or held
         self._counts: list[int] = []  # by slot: keys it holds
         self._tails: dict[int, int] = {}  # key -> end, of tails
+        self._bits: list[int] = []  # by slot: its own, as a set of holders
         self._shared: dict[int, int] = {}
         self._keys = 0
 
@@ -79,6 +81,7 @@ class ResidencyIndex:
             self.names.append(worker)
             self._logs.append(array("q"))
             self._counts.append(0)
+            self._bits.append(self._share(1 << found))
         self._slots[worker] = found
         return found
 
@@ -170,10 +173,11 @@ class ResidencyIndex:
             self.forget(worker)
         slot = self.slot(worker)
         # What went goes first: a boundary may leave a tier and come back within one heartbeat's interval.
+        remove, add = self._remove, self.add
         for gone in heartbeat.gone:
-            self._remove(slot, key_of(gone.hash), gone.tier)
+            remove(slot, hash(gone.hash) & _KEY_BITS, gone.tier)
         for resident in heartbeat.resident:
-            self.add(slot, resident, now_ms)
+            add(slot, resident, now_ms)
 
     def forget(self, worker: str) -> None:
         """All of a worker's boundaries."""
@@ -205,64 +209,88 @@ class ResidencyIndex:
 
     def add(self, slot: int, resident: Resident, now_ms: float) -> None:
         """A boundary that the worker in the slot holds now."""
-        key, tier, bit = key_of(resident.hash), resident.tier, 1 << slot
-        if tier is Tier.GPU or tier is Tier.RAM:
-            holders = self.gpu if tier is Tier.GPU else self.ram
-            old = holders.get(key, 0)
-            if tier is Tier.RAM:
+        key, tier = hash(resident.hash) & _KEY_BITS, resident.tier
+        coming = self.coming.get(key)
+        if tier is _INFLIGHT:
+            beside = self.gpu.get(key, 0) | self.ram.get(key, 0)
+            if coming is None:
+                coming = self.coming[key] = {}
+                if not beside:
+                    self._appeared(key, resident.end)
+            if slot not in coming and not beside >> slot & 1:
+                self._entered(slot, key)
+            coming[slot] = now_ms + resident.arrival_ms
+            return
+        if tier is _GPU:
+            holders, others = self.gpu, self.ram
+        elif tier is _RAM:
+            holders, others = self.ram, self.gpu
+            if resident.groups or self.parts:
                 self._part(slot, key, resident.groups)
-            if not old & bit:
-                self._hold(slot, key, bit, resident.end)
-                holders[key] = self._share(old | bit)
-            if tier is Tier.GPU and key in self.coming:
-                self._arrived(slot, key)  # it has
-        elif tier is Tier.INFLIGHT:
-            self._hold(slot, key, bit, resident.end)
-            self.coming.setdefault(key, {})[slot] = now_ms + resident.arrival_ms
+        else:
+            return
+        old = holders.get(key, 0)
+        if not old >> slot & 1:
+            beside = others.get(key, 0)
+            if not old and not beside and coming is None:
+                self._appeared(key, resident.end)
+            bit = self._bits[slot]
+            holders[key] = self._share(old | bit) if old else bit
+            if not beside >> slot & 1 and (coming is None or slot not in coming):
+                self._entered(slot, key)
+        if coming is not None and tier is _GPU:
+            self._arrived(slot, key)  # it has
 
-    def _hold(self, slot: int, key: int, bit: int, end: int) -> None:
-        """Before a boundary is noted for the worker in one more tier."""
-        gpu, ram = self.gpu.get(key, 0), self.ram.get(key, 0)
-        if not gpu and not ram and key not in self.coming:
-            self._keys += 1
-            if end % _CHUNK_TOKENS:
-                self._tails[key] = end
-                self.tail_ends[end] = self.tail_ends.get(end, 0) + 1
-        if not (gpu | ram) & bit and slot not in self.coming.get(key, ()):
-            self._counts[slot] += 1
-            log = self._logs[slot]
-            log.append(key)
-            if len(log) > 2 * self._counts[slot] + _SLACK:
-                kept = [one for one in dict.fromkeys(log) if one == key or self._holds(slot, one)]
-                self._logs[slot] = array("q", kept)
+    def _appeared(self, key: int, end: int) -> None:
+        """Nobody held the boundary in any tier."""
+        self._keys += 1
+        if end % _CHUNK_TOKENS:
+            self._tails[key] = end
+            self.tail_ends[end] = self.tail_ends.get(end, 0) + 1
+
+    def _entered(self, slot: int, key: int) -> None:
+        """The worker held the boundary in no tier."""
+        counts = self._counts
+        counts[slot] += 1
+        log = self._logs[slot]
+        log.append(key)
+        if len(log) > 2 * counts[slot] + _SLACK:
+            kept = [one for one in dict.fromkeys(log) if one == key or self._holds(slot, one)]
+            self._logs[slot] = array("q", kept)
 
     def _holds(self, slot: int, key: int) -> bool:
         both = self.gpu.get(key, 0) | self.ram.get(key, 0)
         return bool(both >> slot & 1) or slot in self.coming.get(key, ())
 
     def _remove(self, slot: int, key: int, tier: Tier) -> None:
-        if tier is Tier.INFLIGHT:
+        if tier is _INFLIGHT:
             if slot not in self.coming.get(key, ()):
                 return
             self._arrived(slot, key)
         else:
-            holders = self.gpu if tier is Tier.GPU else self.ram
-            old = holders.get(key, 0)
-            if tier is Tier.RAM:
-                self._part(slot, key, ())
-            if tier not in (Tier.GPU, Tier.RAM) or not old >> slot & 1:
+            if tier is _GPU:
+                holders = self.gpu
+            elif tier is _RAM:
+                holders = self.ram
+                if self.parts:
+                    self._part(slot, key, ())
+            else:
                 return
-            new = old & ~(1 << slot)
+            old = holders.get(key, 0)
+            if not old >> slot & 1:
+                return
+            new = old ^ self._bits[slot]
             if new:
                 holders[key] = self._share(new)
             else:
                 del holders[key]
-        if self._holds(slot, key):
+        both, coming = self.gpu.get(key, 0) | self.ram.get(key, 0), self.coming.get(key)
+        if both >> slot & 1 or (coming is not None and slot in coming):
             return
         self._counts[slot] -= 1
-        if key not in self.gpu and key not in self.ram and key not in self.coming:
+        if not both and coming is None:
             self._keys -= 1
-            end = self._tails.pop(key, 0)
+            end = self._tails.pop(key, 0) if self._tails else 0
             if end:
                 self.tail_ends[end] -= 1
                 if not self.tail_ends[end]:
@@ -284,5 +312,5 @@ class ResidencyIndex:
 
     def _share(self, holders: int) -> int:
         if len(self._shared) >= _SHARED:
-            self._shared.clear()
+            self._shared = {bit: bit for bit in self._bits}
         return self._shared.setdefault(holders, holders)

@@ -6,6 +6,7 @@ from the seed.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from libs.simulation.traces.tiers import Directory, Local
 from libs.simulation.traces.worker import Job, Worker
 
 _ARRIVE, _FORM, _SAMPLE, _HEARD, _FINISHED = range(5)
+_NEVER = math.inf
 _PROGRESS = 256  # requests between two reports of it
 _Event = tuple[float, int, int, int, Job | Sample | None]  # when, order, kind, worker, what
 
@@ -74,11 +76,11 @@ class Cluster:
         rows, found, costs = self._rows, self._found, self._costs
         for number, worker in enumerate(self.workers):
             self._push(rows[0].at_ms + costs.heartbeat_ms * number / len(self.workers), _SAMPLE, worker.number, None)
-        position, left, now = 0, len(rows), rows[0].at_ms
+        position, left, row = 0, len(rows), rows[0]
+        now, arrives = row.at_ms, row.at_ms  # when the next one comes
         while left:
-            if position < len(rows) and (not self._events or rows[position].at_ms <= self._events[0][0]):
-                row = rows[position]
-                now = row.at_ms
+            if arrives != _NEVER and (not self._events or arrives <= self._events[0][0]):
+                now = arrives
                 if position == found.skipped:
                     found.busy_ms = [worker.busy_ms for worker in self.workers]
                 began = perf_counter()
@@ -87,6 +89,11 @@ class Cluster:
                 found.chosen.append(chosen)
                 self._push(now + costs.hop_ms, _ARRIVE, chosen, Job(position, row, now))
                 position += 1
+                if position < len(rows):
+                    row = rows[position]
+                    arrives = row.at_ms
+                else:
+                    arrives = _NEVER
                 if progress is not None and position % _PROGRESS == 0:
                     progress(position)
                 continue
