@@ -162,7 +162,7 @@ class Cluster:
             if job.prefilled_ms < 0:
                 self._coming(worker, job, now, said, coming)
         worker.arrivals.clear()
-        device = tuple(tiers.drain(Local.DEVICE))
+        device = tiers.drain(Local.DEVICE)
         if device:
             said.difference_update([block for block, _ in device])
         return Sample(
@@ -173,8 +173,8 @@ class Cluster:
             worker.decoding,
             worker.waiting,
             device,
-            tuple(tiers.drain(Local.RAM)),
-            tuple(tiers.drain(Local.SSD)),
+            tiers.drain(Local.RAM),
+            tiers.drain(Local.SSD),
             tuple(coming),
             factors,
         )

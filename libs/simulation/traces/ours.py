@@ -6,6 +6,8 @@ memory are heard of in heartbeats, disks and the object store through facts as t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import cast
 
 from libs.continuation import chain as chains
@@ -42,7 +44,23 @@ _GROUP = LayerGroup("full", (0,), 0, 1, 1, "float32")
 _TOKEN_BYTES = 8  # of that group
 _MODEL = Model("1" * 64, (_GROUP,), BLOCK_TOKENS)
 _FURTHEST = 1 << 30
-_KEPT = 1 << 19  # blocks whose names, links and facts are kept: made again when they are wanted again
+_KEPT = 1 << 19  # blocks on no disk whose names, links and facts are kept: made again when they are wanted again
+_GPU, _RAM, _INFLIGHT = Tier.GPU, Tier.RAM, Tier.INFLIGHT
+
+
+@dataclass(slots=True, eq=False)
+class _Block:
+    """A block of the trace as a router hears of it. `disks`: of these workers (bits), as they told; `node`: what the
+    catalog would say, with `told` as its disks and `told_stored` whether the store had it.
+    """
+
+    number: int
+    name: str
+    link: chains.Node | None = None
+    disks: int = 0
+    node: Node | None = None
+    told: int = 0
+    told_stored: bool = False
 
 
 def knobs(costs: Costs) -> PolicyKnobs:
@@ -73,25 +91,26 @@ class Segue(Policy):
         self._numbers = {name: number for number, name in enumerate(self._names)}
         self._sequence = [0] * workers
         self._chosen: dict[int, Candidate] = {}
-        self._hashes: dict[int, str] = {}
-        self._links: dict[int, chains.Node] = {}
-        self._disks: dict[int, int] = {}  # block -> bits of workers
-        self._facts: dict[int, tuple[int, bool, Node]] = {}
+        self._bits = [1 << number for number in range(workers)]
+        self._blocks: dict[int, _Block] = {}
+        self._coming: list[set[int]] = [set() for _ in range(workers)]  # blocks told of as coming, by worker
+        self._most = _KEPT
         for number in range(workers):
             first = Sample(number, 0.0, 0.0, 0, 0, 0, (), (), (), (), Factors())
             self.fleet.observe(Observed(self._heartbeat(first), True, True), 0.0)
 
     def choose(self, number: int, request: Recorded, now: float) -> int:
         name = f"{self._seed}-{number}"
-        if len(self._hashes) > _KEPT:
-            for kept in (self._hashes, self._links, self._facts):
-                kept.clear()
+        if len(self._blocks) > self._most:
+            self._blocks = {number: block for number, block in self._blocks.items() if block.disks}
+            self._most = len(self._blocks) + _KEPT
         # Nothing reads the tokens: the chain is given, and no worker advertises a tail.
         tokens = cast("tuple[int, ...]", range(request.input_tokens))
         asked = GenerationRequest(name, "m", tokens, request.input_tokens, max(1, request.output_tokens))
-        links = self._chain(request)
+        blocks = [self._block(one) for one in request.blocks]
+        links = self._chain(request, blocks)
         nodes: list[Node] = []
-        for block, link in zip(request.blocks, links, strict=False):  # a last block of one token is in no chain
+        for block, link in zip(blocks, links, strict=False):  # a last block of one token is in no chain
             node = self._fact(block, link, now)
             if node is None:
                 break
@@ -106,13 +125,11 @@ class Segue(Policy):
         return self._numbers[best.worker]
 
     def heard(self, sample: Sample, now: float) -> None:
-        for block, there in sample.ssd:
-            old, bit = self._disks.get(block, 0), 1 << sample.worker
-            left = old | bit if there else old & ~bit
-            if left:
-                self._disks[block] = left
-            else:
-                self._disks.pop(block, None)
+        bit, block_of = self._bits[sample.worker], self._block
+        for number, there in sample.ssd:
+            block = block_of(number)
+            if bool(block.disks & bit) != there:
+                block.disks = block.disks ^ bit if block.disks else bit
         self.fleet.observe(Observed(self._heartbeat(sample), False, True), now)
 
     def finished(self, worker: int, job: Job, now: float) -> None:
@@ -131,58 +148,63 @@ class Segue(Policy):
 
     # --- as the wire and the catalog would say it ---
 
-    def _hash(self, block: int) -> str:
-        found = self._hashes.get(block)
+    def _block(self, number: int) -> _Block:
+        found = self._blocks.get(number)
         if found is None:
-            found = self._hashes[block] = f"{block:064x}"
+            found = self._blocks[number] = _Block(number, f"{number:064x}")
         return found
 
-    def _chain(self, request: Recorded) -> tuple[chains.Node, ...]:
+    def _chain(self, request: Recorded, blocks: Sequence[_Block]) -> tuple[chains.Node, ...]:
         links: list[chains.Node] = []
         parent, start = _ROOT, 0
-        for block in request.blocks:
-            link = self._links.get(block)
+        for block in blocks:
+            link = block.link
             if link is None:
-                link = self._links[block] = chains.Node(self._hash(block), parent, start, start + BLOCK_TOKENS)
+                link = block.link = chains.Node(block.name, parent, start, start + BLOCK_TOKENS)
             links.append(link)
-            parent, start = link.hash, link.end
+            parent, start = block.name, link.end
         last = links[-1]
         end = request.end(len(links))
         if last.end != end:
             links[-1] = chains.Node(last.hash, last.parent, last.start, end)
         return tuple(links) if end > last.start else tuple(links[:-1])
 
-    def _fact(self, block: int, link: chains.Node, now: float) -> Node | None:
-        disks = self._disks.get(block, 0)
-        stored = self._tiers.store and self._directory.stored.get(block, now) + self._costs.stale_ms <= now
+    def _fact(self, block: _Block, link: chains.Node, now: float) -> Node | None:
+        disks, store = block.disks, self._tiers.store
+        stored = store and self._directory.stored.get(block.number, now) + self._costs.stale_ms <= now
         if not disks and not stored:
             return None
-        known = self._facts.get(block)
-        if known is not None and known[0] == disks and known[1] == stored and known[2].chunk.end == link.end:
-            return known[2]
+        node = block.node
+        if node is not None and block.told == disks and block.told_stored == stored and node.chunk.end == link.end:
+            return node
         receipts = (Receipt(_GROUP.name, "b", "k", "e", 0, "c"),) if stored else ()
         replicas = tuple(Replica(self._names[at], _GROUP.name, ReplicaState.READY, "c") for at in bits(disks))
         node = Node(Chunk(link.hash, link.parent, link.start, link.end, receipts=receipts), replicas)
-        self._facts[block] = (disks, stored, node)
+        block.told, block.told_stored, block.node = disks, stored, node
         return node
 
     def _heartbeat(self, sample: Sample) -> Heartbeat:
         worker, costs, factors = sample.worker, self._costs, sample.factors
         self._sequence[worker] += 1
-        name, model = self._names[worker], _MODEL.fingerprint
+        name, model, block_of = self._names[worker], _MODEL.fingerprint, self._block
+        coming, stale = self._coming[worker], costs.stale_ms
         resident = [
-            Resident(self._hash(block), BLOCK_TOKENS, Tier.INFLIGHT, model, max(0.0, there - costs.stale_ms))
+            Resident(block_of(block).name, BLOCK_TOKENS, _INFLIGHT, model, max(0.0, there - stale))
             for block, there in sample.coming
         ]
         gone: list[Gone] = []
-        for tier, changes in ((Tier.GPU, sample.device), (Tier.RAM, sample.ram)):
+        for tier, changes in ((_GPU, sample.device), (_RAM, sample.ram)):
             for block, there in changes:
                 if there:
-                    resident.append(Resident(self._hash(block), BLOCK_TOKENS, tier, model))
+                    resident.append(Resident(block_of(block).name, BLOCK_TOKENS, tier, model))
                 else:
-                    gone.append(Gone(self._hash(block), tier))
-                    if tier is Tier.GPU:
-                        gone.append(Gone(self._hash(block), Tier.INFLIGHT))
+                    gone.append(Gone(block_of(block).name, tier))
+        for block, there in sample.device:
+            if block in coming:
+                coming.remove(block)
+                if not there:
+                    gone.append(Gone(block_of(block).name, _INFLIGHT))
+        coming.update([block for block, _ in sample.coming])
         return Heartbeat(
             worker=name,
             epoch=1,

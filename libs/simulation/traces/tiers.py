@@ -7,8 +7,9 @@ follows. Capacity is counted in blocks that may be reused; pages of running requ
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from enum import IntEnum
+from itertools import islice
 
 from libs.simulation.traces.costs import Costs
 
@@ -45,14 +46,16 @@ class Directory:
 
 
 class Tiers:
-    """One worker's. `changed`: what entered or left which tier since it was last emptied."""
+    """One worker's. `changed`: what entered or left which tier since it was last emptied. `directory` None: nobody asks
+    who holds what.
+    """
 
-    def __init__(self, worker: int, costs: Costs, directory: Directory) -> None:
+    def __init__(self, worker: int, costs: Costs, directory: Directory | None) -> None:
         self._bit = 1 << worker
         self._directory = directory
-        self._held: tuple[dict[int, None], ...] = ({}, {}, {})  # least recently used first
+        self._held: tuple[dict[int, object], ...] = ({}, {}, {})  # least recently used first
         self._capacity = (costs.device_blocks, costs.ram_blocks, costs.ssd_blocks)
-        self.changed: tuple[dict[int, None], dict[int, None], dict[int, None]] = ({}, {}, {})
+        self.changed: tuple[dict[int, object], ...] = ({}, {}, {})
 
     def has(self, tier: Local, block: int) -> bool:
         """Whether the tier holds it."""
@@ -70,28 +73,25 @@ class Tiers:
 
     def use(self, blocks: Sequence[int]) -> None:
         """A prompt's first blocks are read or written: they are in every tier now, the first one the newest."""
-        for tier in Local:
-            held, changed = self._held[tier], self.changed[tier]
-            for block in reversed(blocks):
-                if block in held:
-                    del held[block]
-                else:
-                    changed[block] = None
+        order = dict.fromkeys(reversed(blocks))
+        for tier, held, changed, capacity in zip(Local, self._held, self.changed, self._capacity, strict=True):
+            fresh = [block for block in order if held.pop(block, self) is self]
+            held.update(order)
+            over = len(held) - capacity
+            gone = list(islice(held, over)) if over > 0 else []
+            for block in gone:
+                del held[block]
+            changed.update(dict.fromkeys(fresh))
+            changed.update(dict.fromkeys(gone))
+            if self._directory is not None:
+                for block in fresh:
                     self._directory.set(tier, block, self._bit)
-                held[block] = None
-            self._evict(tier)
+                for block in gone:
+                    self._directory.clear(tier, block, self._bit)
 
-    def _evict(self, tier: Local) -> None:
-        held, changed = self._held[tier], self.changed[tier]
-        while len(held) > self._capacity[tier]:
-            block = next(iter(held))
-            del held[block]
-            changed[block] = None
-            self._directory.clear(tier, block, self._bit)
-
-    def drain(self, tier: Local) -> Iterable[tuple[int, bool]]:
+    def drain(self, tier: Local) -> tuple[tuple[int, bool], ...]:
         """What changed since the last call, and whether it is there."""
-        held = self._held[tier]
-        found = [(block, block in held) for block in self.changed[tier]]
-        self.changed[tier].clear()
+        changed = self.changed[tier]
+        found = tuple(zip(changed, map(self._held[tier].__contains__, changed), strict=True))
+        changed.clear()
         return found

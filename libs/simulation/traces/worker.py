@@ -55,7 +55,7 @@ class Worker:
     def __init__(self, number: int, costs: Costs, tiers: TierSet, directory: Directory) -> None:
         self.number, self.costs, self.tier_set = number, costs, tiers
         self.directory = directory
-        self.tiers = Tiers(number, costs, directory)
+        self.tiers = Tiers(number, costs, directory if tiers.peers else None)
         self.next_ms = _NEVER
         self.busy_ms = 0.0  # of the device
         self.arrivals: list[Job] = []  # since they were last reported
