@@ -33,9 +33,9 @@ up: setup  ## two workers serving a real model behind the OpenAI API (ARGS="--wo
 demo: setup  ## a conversation survives a killed worker; table, picture, reports/demo.json
 	@$(BIN)/segue demo $(ARGS)
 
-# Two processes (tests/conftest.py says which test runs in which); ARGS="-n 0" for one.
+# Two processes (tests/fixtures/lanes.py says which test runs in which); ARGS="-n 0" for one.
 test: setup  ## every test, on real etcd and S3 processes and the tiny model
-	@$(BIN)/python -m pytest -n 2 --dist loadgroup $(ARGS) tests
+	@$(BIN)/python -m pytest -n 2 $(ARGS) tests
 
 $(addprefix .venv-,$(SERVICES)): .venv-%: pyproject.toml requirements.lock
 	@$(PYTHON) -m venv $@

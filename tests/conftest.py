@@ -14,15 +14,17 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
 
 if TYPE_CHECKING:
+    from xdist.remote import Producer
+
     from cli.embedded.etcd import EtcdServer
     from cli.embedded.seaweed import SeaweedServer
+    from tests.fixtures.lanes import Lanes
     from tests.fixtures.servers import BackgroundSupervisor
 
 # A suite that is green stays green until something changes. `--hypothesis-profile=default` looks for new examples.
@@ -30,36 +32,19 @@ if TYPE_CHECKING:
 settings.register_profile("repeatable", derandomize=True, print_blob=True, deadline=None)
 settings.load_profile("repeatable")
 
-COMPUTING = {
-    "chunks", "continuation", "contracts", "controller", "frame_claims", "k8s", "simulation", "simulation_traces",
-    "worker", "worker_runtime",
-}  # fmt: skip
-"""Folders whose tests take the processor and wait for nobody, but for those that ask for a server."""
-_SERVERS = {"background_servers", "etcd_server", "s3_server"}
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Lanes:
+    """See tests/fixtures/lanes.py."""
+    from tests.fixtures.lanes import Lanes
 
-def lane(folder: str, fixtures: Iterable[str]) -> str:
-    """Which of two processes runs a test, where there are two (`make test`): what computes fills the pauses of what
-    waits for servers, which keep to one process and are started once.
-    """
-    return "computing" if folder in COMPUTING and _SERVERS.isdisjoint(fixtures) else "live"
-
-
-@pytest.hookimpl(tryfirst=True)  # xdist reads the marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """In a run of one process this changes nothing."""
-    here = Path(__file__).parent
-    for item in items:
-        folder = item.path.relative_to(here).parts[0] if item.path.is_relative_to(here) else ""
-        item.add_marker(pytest.mark.xdist_group(lane(folder, getattr(item, "fixturenames", ()))))
+    return Lanes(config, log)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """What computes gives way to what has deadlines; two processes, so once is for good."""
-    if "PYTEST_XDIST_WORKER" in os.environ and os.nice(0) == 0:
-        (mark,) = item.iter_markers("xdist_group")
-        if mark.args == ("computing",):
-            os.nice(10)
+    from tests.fixtures.lanes import give_way
+
+    give_way(item)
 
 
 @pytest.fixture(scope="session")
