@@ -42,7 +42,7 @@ class Correction:
 
 _NEUTRAL = Correction()
 _TERMS = ("queue", "restore", "prefill", "first")
-_WITH_UNIT = 1  # the first of those that have one
+_WITH_UNIT = (1, 2, 3)  # those that have one
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +96,7 @@ class _Known:
     sums: tuple[_Sums, ...]
     units: tuple[float, ...]
     noises: tuple[float, ...]
+    levels: tuple[list[float], ...] = ()  # of its like, by term
     correction: Correction = field(default_factory=Correction)
 
 
@@ -106,7 +107,7 @@ class Corrections:
         self.knobs = knobs
         self.changed: set[str] = set()  # workers whose ratios are not what they were when this was last emptied
         self._known: dict[str, _Known] = {}
-        self._levels: dict[tuple[str, str], list[float]] = {}  # by like and term, ascending
+        self._levels: dict[str, tuple[list[float], ...]] = {}  # by like: of each term, ascending
 
     def of(self, worker: str) -> Correction:
         """The worker's ratios, to read."""
@@ -126,9 +127,8 @@ class Corrections:
         if known is None:
             return
         known.units, known.noises = _units(said), _noises(said)
-        for number, term in enumerate(_TERMS):
-            if number >= _WITH_UNIT:
-                self._believe(known, number, term)
+        for number in _WITH_UNIT:
+            self._believe(known, number)
 
     def learn(self, candidate: Candidate, timings: Timings, said: Said, beyond_ms: float = 0.0) -> None:
         """One completed attempt. Predictions in `candidate` carry the corrections they were made with, and in the first
@@ -162,38 +162,40 @@ class Corrections:
         else:
             self._leave(known)
             known.like, known.units, known.noises = like, units, noises
-        for term, one in zip(_TERMS, known.sums, strict=True):
-            insort(self._levels.setdefault((like, term), []), one.level)
+        known.levels = self._levels.setdefault(like, tuple([[] for _ in _TERMS]))
+        for levels, one in zip(known.levels, known.sums, strict=True):
+            insort(levels, one.level)
         return known
 
     def _leave(self, known: _Known) -> None:
-        for term, one in zip(_TERMS, known.sums, strict=True):
-            levels = self._levels[known.like, term]
+        for levels, one in zip(known.levels, known.sums, strict=True):
             del levels[bisect_left(levels, one.level)]
-            if not levels:
-                del self._levels[known.like, term]
+        if not known.levels[0]:
+            del self._levels[known.like]
 
     def _next(self, known: _Known, number: int, predicted_ms: float, measured_ms: float) -> None:
-        knobs, term, sums = self.knobs, _TERMS[number], known.sums[number]
+        knobs, sums = self.knobs, known.sums[number]
         if predicted_ms < knobs.correction_floor_ms or measured_ms <= 0:
             return
-        levels = self._levels[known.like, term]
+        levels = known.levels[number]
         del levels[bisect_left(levels, sums.level)]
         # Of something that took many times as long, not all is the worker's usual time.
         measured_ms = min(measured_ms, knobs.correction_most * predicted_ms)
         # The prediction contains what was believed.
         sums.add(predicted_ms / sums.believed_ms, measured_ms, known.units[number], 1 - knobs.correction_alpha)
         insort(levels, sums.level)
-        self._believe(known, number, term)
+        self._believe(known, number)
 
-    def _believe(self, known: _Known, number: int, term: str) -> None:
-        knobs, sums, unit = self.knobs, known.sums[number], known.units[number]
-        level = believed(sums.level, _median(self._levels[known.like, term]), knobs.correction_doubt * sums.noise)
+    def _believe(self, known: _Known, number: int) -> None:
+        knobs, sums, unit, levels = self.knobs, known.sums[number], known.units[number], known.levels[number]
+        middle = len(levels) // 2
+        usual = levels[middle] if len(levels) % 2 else (levels[middle - 1] + levels[middle]) / 2
+        level = believed(sums.level, usual, knobs.correction_doubt * sums.noise)
         # What it says now over what it said while it was measured.
         change = believed(unit * sums.nominal / sums.said_ms, 1.0, knobs.correction_doubt * known.noises[number])
         ratio = min(knobs.correction_high, max(knobs.correction_low, level * change / unit))
         sums.believed_ms = ratio * unit
-        setattr(known.correction, term, ratio)
+        setattr(known.correction, _TERMS[number], ratio)
 
 
 def _units(said: Said) -> tuple[float, ...]:
@@ -209,8 +211,3 @@ def believed(level: float, usual: float, doubt: float) -> float:
     """A level that is off by chance by `doubt`, where `usual` is the rule."""
     off = level - usual
     return usual if abs(off) <= doubt else usual + off * (1 - (doubt / off) ** 2)
-
-
-def _median(ascending: list[float]) -> float:
-    middle = len(ascending) // 2
-    return ascending[middle] if len(ascending) % 2 else (ascending[middle - 1] + ascending[middle]) / 2

@@ -79,6 +79,7 @@ class WorkerView:
     own: dict[AssignmentId, Beyond] = field(default_factory=dict)  # this router's, from their offers to their ends
     others: int = 0  # assignments of other routers, when `load` came
     withheld: bool = False  # the router itself makes it no offers
+    told: Said | None = None  # what `said` made of the costs as they are
 
     @property
     def draining(self) -> bool:
@@ -96,14 +97,33 @@ class WorkerView:
 
     def said(self) -> Said:
         """Of its costs."""
-        rates = [1 / cost.bytes_per_ms for cost in self.costs.values() if cost.bytes_per_ms > 0]
-        return Said(
-            _mean(self.prefill),
-            _mean(self.decode),
-            sum(rates) / len(rates) if rates else 0.0,
-            self.prefill_noise.smoothed,
-            self.decode_noise.smoothed,
+        told = self.told
+        if told is None:
+            rates = [1 / cost.bytes_per_ms for cost in self.costs.values() if cost.bytes_per_ms > 0]
+            told = self.told = Said(
+                _mean([one.ms_per_token for one in self.prefill]),
+                _mean([one.step_ms for one in self.decode]),
+                _mean(rates),
+                self.prefill_noise.smoothed,
+                self.decode_noise.smoothed,
+            )
+        return told
+
+    def report(self, heartbeat: Heartbeat, least_share: float) -> None:
+        """One more heartbeat of the process: its costs are smoothed."""
+        self.reports += 1
+        share = max(least_share, 1 / self.reports)  # the mean of the first few
+        was = self.said()
+        self.prefill_noise = smoothing.noise(
+            self.prefill_noise, was.prefill_ms, _mean([one.ms_per_token for one in heartbeat.prefill]), share
         )
+        self.decode_noise = smoothing.noise(
+            self.decode_noise, was.first_ms, _mean([one.step_ms for one in heartbeat.decode]), share
+        )
+        self.costs = smoothing.tiers(self.costs, heartbeat.tiers, share)
+        self.prefill = smoothing.prefill(self.prefill, heartbeat.prefill, share)
+        self.decode = smoothing.decode(self.decode, heartbeat.decode, share)
+        self.heartbeat, self.told = heartbeat, None
 
     @property
     def lanes(self) -> int:
@@ -120,9 +140,8 @@ class WorkerView:
         return max(0, self.load.pages.free - self.booked_pages)
 
 
-def _mean(table: Sequence[PrefillCost] | Sequence[DecodeCost]) -> float:
-    costs = [one.ms_per_token if isinstance(one, PrefillCost) else one.step_ms for one in table]
-    return sum(costs) / len(costs) if costs else 0.0
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
 
 
 class Fleet:
@@ -183,38 +202,32 @@ class Fleet:
 
     def observe(self, observed: Observed, now_ms: float) -> None:
         """An accepted heartbeat."""
-        heartbeat = observed.heartbeat
-        old = self._views.get(heartbeat.worker)
-        if old is not None and old.heartbeat.epoch != heartbeat.epoch:
-            self._drop(heartbeat.worker)
-            old = None
+        heartbeat, worker = observed.heartbeat, observed.heartbeat.worker
+        view = self._views.get(worker)
+        if view is not None and view.heartbeat.epoch != heartbeat.epoch:
+            self._drop(worker)
+            view = None
         if observed.apply_resident:
             self.index.apply(heartbeat, now_ms, observed.reset)
         elif observed.reset:
-            self.index.forget(heartbeat.worker)
-        self.index.slot(heartbeat.worker)
-        costs = {cost.tier: cost for cost in heartbeat.tiers}
-        view = WorkerView(heartbeat, heartbeat.load, costs, heartbeat.prefill, heartbeat.decode)
-        view.way_ms = self._way_ms(heartbeat)
-        if old is not None:
-            view.reports = old.reports + 1
-            share = max(self.knobs.cost_share, 1 / view.reports)  # the mean of the first few
-            view.costs = smoothing.tiers(old.costs, costs, share)
-            view.prefill = smoothing.prefill(old.prefill, heartbeat.prefill, share)
-            view.decode = smoothing.decode(old.decode, heartbeat.decode, share)
-            view.prefill_noise = smoothing.noise(old.prefill_noise, _mean(old.prefill), _mean(heartbeat.prefill), share)
-            view.decode_noise = smoothing.noise(old.decode_noise, _mean(old.decode), _mean(heartbeat.decode), share)
-            view.bookings, view.own, view.withheld = old.bookings, old.own, old.withheld
-            if old.heartbeat.node != heartbeat.node:
-                self._by_node.pop(old.heartbeat.node, None)
+            self.index.forget(worker)
+        self.index.slot(worker)
+        if view is None:
+            costs = {cost.tier: cost for cost in heartbeat.tiers}
+            view = WorkerView(heartbeat, heartbeat.load, costs, heartbeat.prefill, heartbeat.decode)
+            self._views[worker] = view
+        else:
+            if view.heartbeat.node != heartbeat.node:
+                self._by_node.pop(view.heartbeat.node, None)
                 self.places.moved()
-        if heartbeat.node and self._by_node.get(heartbeat.node) != heartbeat.worker:
-            self._by_node[heartbeat.node] = heartbeat.worker
+            view.report(heartbeat, self.knobs.cost_share)
+        view.way_ms = self._way_ms(heartbeat)
+        if heartbeat.node and self._by_node.get(heartbeat.node) != worker:
+            self._by_node[heartbeat.node] = worker
             self.places.moved()
         view.heard(heartbeat.load, now_ms)
-        self._views[heartbeat.worker] = view
         self._settle(view, now_ms)
-        self._stale.add(heartbeat.worker)
+        self._stale.add(worker)
 
     def withhold(self, worker: str, withheld: bool) -> None:
         """Whether this router makes the worker no offers, whatever its heartbeats say: an operator drains it here."""

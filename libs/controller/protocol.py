@@ -27,6 +27,8 @@ class Tier(IntEnum):
     OBJECT = 6
     NONE = 7
 
+    __hash__ = int.__hash__  # an enum hashes its name, in Python: tiers are keys where it counts
+
 
 class FinishReason(IntEnum):
     """Why a generation ended."""

@@ -8,7 +8,7 @@ that is what corrections are for. A table with other buckets than before is take
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from libs.controller.protocol import DecodeCost, PrefillCost, Tier, TierCost
@@ -59,13 +59,13 @@ def decode(old: Decode, new: Decode, share: float) -> Decode:
     )
 
 
-def tiers(old: Mapping[Tier, TierCost], new: Mapping[Tier, TierCost], share: float) -> dict[Tier, TierCost]:
+def tiers(old: Mapping[Tier, TierCost], new: Sequence[TierCost], share: float) -> dict[Tier, TierCost]:
     """`share` of the new costs, the rest of the old; break-evens as they are now."""
-    return {tier: _tier(old.get(tier), cost, share) for tier, cost in new.items()}
+    return {cost.tier: _tier(old.get(cost.tier), cost, share) for cost in new}
 
 
 def _tier(old: TierCost | None, new: TierCost, share: float) -> TierCost:
-    if old is None or old == new or old.bytes_per_ms <= 0 or new.bytes_per_ms <= 0:
+    if old is None or old.bytes_per_ms <= 0 or new.bytes_per_ms <= 0 or old == new:
         return new
     per_byte = _mix(1 / old.bytes_per_ms, 1 / new.bytes_per_ms, share)
     latency_ms = _mix(old.latency_ms, new.latency_ms, share)

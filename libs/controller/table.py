@@ -43,6 +43,7 @@ _NEVER = 1e30  # its latency, ms
 _ANY = math.inf  # a limit that was not said
 
 _PEER = SOURCES.index(Tier.PEER)
+_PLACE = {tier: at for at, tier in enumerate(TIERS)}
 _EDGES = 64  # context lengths at which prefill costs may change, of all workers; beyond them costs are approximate
 _FIRST_SLOTS = 16
 _CHUNK_TOKENS = 256
@@ -138,6 +139,7 @@ class Table:
         lanes = view.lanes
         step_ms = decode_cost(view.decode, lanes, knobs) if lanes else 0.0
         page, free = max(1, heartbeat.page_tokens), view.free_pages
+        costs, order = costs_of(view.costs, heartbeat.bytes_per_token, correction.restore, knobs)
         values = [
             view.idle_at_ms,
             decode_cost(view.decode, lanes + 1, knobs) * correction.first + view.way_ms,
@@ -151,13 +153,12 @@ class Table:
             heartbeat.max_context or _ANY,
             pages.total * page or _ANY,
             (free + pages.evictable) * page if pages.total else _ANY,
-            *costs_of(view.costs, heartbeat.bytes_per_token, correction.restore, knobs),
+            *costs,
             step_ms / 2,
         ]
         self._rows[:, slot] = values
         self.columns[slot] = values
-        places = values[ORDER : ORDER + len(SOURCES)]
-        self.orders[slot] = tuple([at for place, at in sorted(zip(places, range(4), strict=True)) if place < NO_WAY])
+        self.orders[slot] = order
         if self._models[slot] != heartbeat.models:
             self._serve(slot, heartbeat.models)
             self._hashes[slot] = name_hash(heartbeat.worker)
@@ -214,24 +215,29 @@ class Table:
         self._prefill = {edge: np.concatenate([column, np.zeros(more)]) for edge, column in self._prefill.items()}
 
 
-def costs_of(costs: Mapping[Tier, TierCost], bytes_per_token: int, ratio: float, knobs: PolicyKnobs) -> Sequence[float]:
-    """Latency, ms a byte, break-even and order of each tier. Order: cheapest first by the worker's own measurements of
-    one chunk's bytes; peers only where it reports what they cost: without that it has no way to them.
+def costs_of(
+    costs: Mapping[Tier, TierCost], bytes_per_token: int, ratio: float, knobs: PolicyKnobs
+) -> tuple[Sequence[float], tuple[int, ...]]:
+    """Latency, ms a byte, break-even and order of each tier; and the tiers with a way, as `Table.orders` has them.
+    Order: cheapest first by the worker's own measurements of one chunk's bytes; peers only where it reports what they
+    cost: without that it has no way to them.
     """
     latency = [knobs.default_latency_ms * ratio] * len(TIERS)
     per_byte = [ratio / knobs.default_bytes_per_ms] * len(TIERS)
     break_even = [0.0] * len(TIERS)
-    for at, tier in enumerate(TIERS):
-        cost = costs.get(tier)
-        if cost is not None:
+    for tier, cost in costs.items():
+        at = _PLACE.get(tier)
+        if at is not None:
             break_even[at] = cost.break_even_tokens
             if cost.bytes_per_ms > 0:
                 latency[at], per_byte[at] = cost.latency_ms * ratio, ratio / cost.bytes_per_ms
     size = max(1, bytes_per_token) * _CHUNK_TOKENS
-    ways = sorted([(latency[at] + size * per_byte[at], tier, at) for at, tier in enumerate(SOURCES)])
+    # SOURCES are in their tiers' order: of equals the nearer is first.
+    ways = [at for _, at in sorted([(latency[at] + size * per_byte[at], at) for at in range(len(SOURCES))])]
     places = [NO_WAY] * len(TIERS)
-    for place, (_, _, at) in enumerate(ways):
+    for place, at in enumerate(ways):
         places[at] = float(place)
     if Tier.PEER not in costs:
         places[_PEER], latency[_PEER] = NO_WAY, _NEVER
-    return [*latency, *per_byte, *break_even, *places]
+        ways.remove(_PEER)
+    return [*latency, *per_byte, *break_even, *places], tuple(ways)

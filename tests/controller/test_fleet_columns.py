@@ -234,11 +234,9 @@ def test_reports_are_smoothed_and_other_buckets_taken_as_they_are() -> None:
     old, new = (PrefillCost(512, 1.0), PrefillCost(4_096, 2.0)), (PrefillCost(512, 2.0), PrefillCost(4_096, 2.0))
     assert smoothing.prefill(old, new, 0.25) == (PrefillCost(512, 1.25), PrefillCost(4_096, 2.0))
     assert smoothing.prefill(old, (PrefillCost(9, 5.0),), 0.25) == (PrefillCost(9, 5.0),)
-    costs = smoothing.tiers(
-        {Tier.RAM: TierCost(Tier.RAM, 1.0, 100.0)}, {Tier.RAM: TierCost(Tier.RAM, 3.0, 50.0, 7)}, 0.5
-    )
+    costs = smoothing.tiers({Tier.RAM: TierCost(Tier.RAM, 1.0, 100.0)}, [TierCost(Tier.RAM, 3.0, 50.0, 7)], 0.5)
     assert costs[Tier.RAM] == TierCost(Tier.RAM, 2.0, pytest.approx(1 / 0.015), 7)
-    assert smoothing.tiers({Tier.RAM: costs[Tier.RAM]}, {}, 0.5) == {}
+    assert smoothing.tiers({Tier.RAM: costs[Tier.RAM]}, [], 0.5) == {}
 
 
 NAMES = [f"{number:064x}" for number in range(12)]
