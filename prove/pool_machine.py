@@ -90,7 +90,7 @@ def play(start: int, examples: int, steps: int) -> str:
         try:
             run_state_machine_as_test(seed(batch)(type("Seeded", (Counted,), {})), settings=chosen)
         except Exception:
-            return f"seed {batch}: {traceback.format_exc()[-30_000:]}"
+            return f"seed {batch}: {traceback.format_exc()[-60_000:]}"
     return ""
 
 

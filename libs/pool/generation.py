@@ -23,7 +23,7 @@ from .coverage import Cover, cover, groups_of
 from .desired import DesiredMap
 from .inventory import WriterRecord
 from .knobs import PoolPolicy, StaleMode
-from .model import EndpointKey, Group, PoolBugError
+from .model import Endpoint, EndpointKey, Group, PoolBugError
 
 
 class Trigger(StrEnum):
@@ -185,19 +185,36 @@ def is_fresh(record: WriterRecord, pending: Pending) -> bool:
 
 
 def assess(
-    pending: Pending, records: Collection[WriterRecord], used: Collection[EndpointKey], policy: PoolPolicy
+    pending: Pending,
+    records: Collection[WriterRecord],
+    used: Collection[EndpointKey],
+    in_effect: Collection[Endpoint],
+    policy: PoolPolicy,
 ) -> Assessment:
-    """What a commit would find now. ``used``: endpoints that should have writers at all (not drained, not capped)."""
+    """What a commit would find now. ``used``: endpoints that should have writers at all (not drained, not capped).
+
+    ``in_effect``: those whose cells are wanted, vanished ones in their grace among them.
+    """
     fresh = cover(records, lambda record: is_fresh(record, pending))
     endpoints = [endpoint for endpoint in pending.map.endpoints if endpoint.key in used]
     groups = groups_of(endpoints)
     serving = cover(records)
     # A cell that has its minimum, or less than that, must not come out of the commit with fewer.
-    short = {g.cell for g in groups if fresh.cells[g.cell] < min(policy.survivability_min, serving.cells[g.cell])}
-    missing_groups = frozenset(group for group in groups if not fresh.groups[group] or group.cell in short)
+    least = {cell: min(policy.survivability_min, count) for cell, count in serving.cells.items()}
+    short = {group.cell for group in groups if fresh.cells[group.cell] < least.get(group.cell, 0)}
+    # Nor must one that no endpoint of the map is to serve, but that is wanted all the same.
+    graced = {endpoint.key for endpoint in in_effect} - pending.map.by_key.keys()
+    kept = cover(records, lambda record: is_fresh(record, pending) or (record.active and record.key in graced))
+    wanted = groups_of(in_effect)
+    bare = {group.cell for group in wanted if kept.cells[group.cell] < least.get(group.cell, 0)}
+    missing_groups = frozenset(
+        [group for group in groups if not fresh.groups[group] or group.cell in short]
+        + [group for group in wanted if group.cell in bare]
+    )
     in_use = [endpoint.key for endpoint in endpoints if serving.endpoints[endpoint.key]]
     missing_endpoints = frozenset(key for key in in_use if not fresh.endpoints[key])
-    ratio = min(_share(len(missing_groups), len(groups)), _share(len(missing_endpoints), len(in_use)))
+    of = len(groups | missing_groups)
+    ratio = min(_share(len(missing_groups), of), _share(len(missing_endpoints), len(in_use)))
     obstacle = Obstacle.NONE
     if not pending.map.endpoints and +serving.endpoints:
         obstacle = Obstacle.EMPTY_MAP

@@ -81,7 +81,7 @@ def assessment(books: Books) -> Assessment | None:
     pending = books.generations.pending
     if pending is None:
         return None
-    return assess(pending, tuple(books.inventory), used(books), books.policy)
+    return assess(pending, tuple(books.inventory), used(books), books.roster.dialable(), books.policy)
 
 
 def due(books: Books) -> GenerationKey | None:
