@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError
 
 from libs.contracts.segue.v1 import tunnel_pb2
 
-from .errors import Closed, CloseReason, CorruptFrameError, FrameKind, PayloadTooLargeError, ProtocolError
+from .errors import Closed, CloseReason, CorruptFrameError, FrameKind, ProtocolError
 
 # (conn_id, payload)
 Item = tuple[int, bytes]
@@ -30,6 +30,8 @@ MAX_DETAIL = 1024
 _HEAD = struct.Struct("<QI")
 _U64 = struct.Struct("<Q")
 _KINDS: dict[int, FrameKind] = {int(kind): kind for kind in FrameKind}
+# A member looked up by name costs as much as an item.
+_DATA = FrameKind.DATA
 _REASONS: frozenset[int] = frozenset(CloseReason)
 
 
@@ -63,7 +65,7 @@ def verify_checksum(items: Sequence[Item], crc32: int) -> None:
 
 def encode(kind: FrameKind, seq: int, items: Sequence[Item]) -> bytes:
     """Serialize one frame; the caller keeps it within the limits."""
-    frame = tunnel_pb2.Frame(kind=int(kind), seq=seq, crc32=checksum(items))  # type: ignore[arg-type]
+    frame = tunnel_pb2.Frame(kind=kind, seq=seq, crc32=checksum(items))  # type: ignore[arg-type]
     # Made in place: items handed to the constructor are built twice, which costs more than all the rest.
     add = frame.items.add
     for conn_id, payload in items:
@@ -93,7 +95,7 @@ def decode(data: bytes, max_frame_bytes: int, max_items: int, verify: Verify = v
     if len(items) > max_items:
         raise ProtocolError(f"frame of {len(items)} items exceeds the limit of {max_items}")
     verify(items, message.crc32)
-    if kind is not FrameKind.DATA:
+    if kind is not _DATA:
         _check_shape(kind, items)
     elif not items:
         raise CorruptFrameError("shape", "data frame without items")
@@ -144,10 +146,3 @@ def decode_u64(payload: bytes) -> int:
 def payload_limit(max_frame_bytes: int) -> int:
     """Bytes of the largest payload that one frame can hold."""
     return max_frame_bytes - FRAME_OVERHEAD - ITEM_OVERHEAD
-
-
-def check_payload(payload: bytes, max_frame_bytes: int) -> None:
-    """Raises PayloadTooLargeError if one frame cannot hold ``payload``."""
-    limit = payload_limit(max_frame_bytes)
-    if len(payload) > limit:
-        raise PayloadTooLargeError(len(payload), limit)

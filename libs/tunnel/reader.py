@@ -24,6 +24,7 @@ from .writer import Writer
 
 # A member looked up by name costs as much as the put itself.
 _STORED, _MERGED = Put.STORED, Put.MERGED
+_DATA, _ACK, _CLOSE, _PING = FrameKind.DATA, FrameKind.ACK, FrameKind.CLOSE, FrameKind.PING
 
 
 class Tombstones:
@@ -111,15 +112,15 @@ class Reader:
             if self.on_first_frame is not None:
                 self.on_first_frame()
                 self.on_first_frame = None
-            if frame.kind is FrameKind.DATA:
+            if frame.kind is _DATA:
                 self._on_data(frame, now)
-            elif frame.kind is FrameKind.ACK:
+            elif frame.kind is _ACK:
                 self._writer.on_ack(decode_u64(frame.items[0][1]))
-            elif frame.kind is FrameKind.CLOSE:
+            elif frame.kind is _CLOSE:
                 end = self._on_close(frame)
                 if end is not None:
                     return end
-            elif frame.kind is FrameKind.PING:
+            elif frame.kind is _PING:
                 self._writer.pong(frame.items[0][1])
             else:
                 self._health.pong(frame.items[0][1], now)

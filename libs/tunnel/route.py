@@ -84,7 +84,8 @@ class Route:
 
     def try_send(self, payload: bytes) -> None:
         """Send now or not at all. Raises ChannelFullError, PayloadTooLargeError, RouteClosedError."""
-        self._check_open()
+        if self.closed is not None:
+            raise RouteClosedError(self.conn_id, self.closed)
         try:
             self._owner.writer.try_send(self.conn_id, payload)
         except TunnelClosedError as error:
@@ -130,8 +131,8 @@ class Route:
 
     async def receive_all(self, timeout_s: float | None = None) -> list[bytes]:
         """All payloads that wait, at least one. Raises like ``receive``."""
-        inbound = self.inbound
-        while not (payloads := inbound.take_all()):
+        take_all = self.inbound.take_all
+        while not (payloads := take_all()):
             await self._arrival(timeout_s)
         return payloads
 
@@ -162,7 +163,12 @@ class Route:
     def deliver(self, payload: bytes, now: float) -> Put:
         """Reader only: store an inbound payload without waiting."""
         put = self.inbound.put(payload, now)
-        self._wake()
+        # One wake-up, whatever comes until the consumer has its turn.
+        waiter = self._waiter
+        if waiter is not None:
+            self._waiter = None
+            if not waiter.done():
+                waiter.set_result(None)
         return put
 
     def finish(self, closed: Closed, keep: bool) -> bool:
@@ -185,18 +191,15 @@ class Route:
                 except ChannelFullError:
                     continue
 
-    def _check_open(self) -> None:
-        if self.closed is not None:
-            raise RouteClosedError(self.conn_id, self.closed)
-
     def _wake(self) -> None:
-        waiter = self._waiter
+        waiter, self._waiter = self._waiter, None
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
 
     def _arrival(self, timeout_s: float | None) -> asyncio.Future[None]:
         """To be awaited: something comes, or the route ends. A plain future, for this is once per payload."""
-        self._check_open()
+        if self.closed is not None:
+            raise RouteClosedError(self.conn_id, self.closed)
         if self._waiter is not None and not self._waiter.done():
             raise RuntimeError(f"route {self.conn_id} has a consumer already")
         loop = asyncio.get_running_loop()

@@ -19,12 +19,14 @@ from .carrier import Carrier
 from .channel import Channel
 from .config import TunnelConfig
 from .counters import Counters
-from .errors import ChannelFullError, Closed, FrameKind, TunnelClosedError
-from .frames import CONTROL, FRAME_OVERHEAD, ITEM_OVERHEAD, Item, check_payload, encode, encode_close, encode_u64
+from .errors import ChannelFullError, Closed, FrameKind, PayloadTooLargeError, TunnelClosedError
+from .frames import CONTROL, FRAME_OVERHEAD, ITEM_OVERHEAD, Item, encode, encode_close, encode_u64, payload_limit
 from .health import Degraded, Health
 from .sequence import SendWindow
 
 _MAX_PONGS = 8
+# A member looked up by name costs as much as an item.
+_DATA, _CLOSE = FrameKind.DATA, FrameKind.CLOSE
 
 
 class Backlogged(Protocol):
@@ -51,10 +53,12 @@ class Writer:
     ) -> None:
         self._carrier = carrier
         self._config = config
+        self._largest = payload_limit(config.max_frame_bytes)
         self._counters = counters
         self._health = health
         self._clock = clock
-        self._wake = asyncio.Event()
+        # What `run` waits on while there is nothing to send; None while it is at work.
+        self._idle: asyncio.Future[None] | None = None
         self._space = asyncio.Event()
         self._space.set()
         self._data: deque[tuple[int, bytes, Sent | None]] = deque()
@@ -77,8 +81,9 @@ class Writer:
     def reconfigure(self, config: TunnelConfig) -> None:
         """Other bounds from here on; what waits already stays."""
         self._config = config
+        self._largest = payload_limit(config.max_frame_bytes)
         self.window.resize(config.window_frames, config.window_bytes)
-        self._wake.set()
+        self._wake()
 
     @property
     def waiting_items(self) -> int:
@@ -100,7 +105,8 @@ class Writer:
         Raises ChannelFullError, PayloadTooLargeError or TunnelClosedError; then nothing of it was taken.
         """
         config, data, size = self._config, self._data, len(payload)
-        check_payload(payload, config.max_frame_bytes)
+        if size > self._largest:
+            raise PayloadTooLargeError(size, self._largest)
         if self._ending is not None:
             raise TunnelClosedError(self._ending)
         if self._backlog or len(data) >= config.command_items or self._data_bytes + size > config.command_bytes:
@@ -109,7 +115,12 @@ class Writer:
             if self._health.mark(Degraded.CHANNEL_FULL):
                 self._counters.degraded[Degraded.CHANNEL_FULL] += 1
             raise ChannelFullError(len(data), self._data_bytes)
-        self._append(conn_id, payload, sent)
+        # As `_append`, which costs a call: this is once per payload.
+        data.append((conn_id, payload, sent))
+        self._data_bytes += size
+        self._queued += 1
+        if self._idle is not None:
+            self._wake()
 
     async def wait_space(self) -> None:
         """Wait until half of the command channel is free, or the tunnel ends; the caller sets the deadline.
@@ -121,7 +132,7 @@ class Writer:
     def add_backlog(self, route: Backlogged) -> None:
         """Drain this route's outbound channel when there is room."""
         self._backlog[route] = None
-        self._wake.set()
+        self._wake()
 
     def send_close(self, conn_id: int, payload: bytes, route: Backlogged | None = None) -> None:
         """Close a route behind everything it has sent. Bounded by the caller: one close per route or tombstone.
@@ -135,7 +146,7 @@ class Writer:
             for waiting in route.outbound.take_all():
                 self._append(conn_id, waiting, None)
         self._closes.append((self._queued, conn_id, payload))
-        self._wake.set()
+        self._wake()
 
     def drop_backlog(self, route: Backlogged) -> None:
         """The route ends without what still waits."""
@@ -149,24 +160,24 @@ class Writer:
     def ack(self, take: Callable[[], int]) -> None:
         """Acknowledge with the next frame; ``take`` yields the number at that time."""
         self._ack = take
-        self._wake.set()
+        self._wake()
 
     def on_ack(self, seq: int) -> None:
         """The peer has seen everything up to ``seq``. Raises ProtocolError."""
         self.window.on_ack(seq)
-        self._wake.set()
+        self._wake()
 
     def ping(self, nonce: bytes) -> None:
         """Send a ping with the next frame."""
         self._ping = nonce
-        self._wake.set()
+        self._wake()
 
     def pong(self, nonce: bytes) -> None:
         """Answer a ping. A peer that pings faster than it is answered loses the oldest answers."""
         if len(self._pongs) >= _MAX_PONGS:
             self._pongs.popleft()
         self._pongs.append(nonce)
-        self._wake.set()
+        self._wake()
 
     def end(self, closed: Closed, *, flush: bool, say: bool) -> None:
         """Take nothing more; send what waits if ``flush``, close the tunnel at the peer if ``say``, and finish."""
@@ -175,7 +186,7 @@ class Writer:
             self._flush = flush
             self._say = say
             self._space.set()
-            self._wake.set()
+            self._wake()
 
     async def run(self) -> None:
         """Write until ended. Raises CarrierLostError."""
@@ -186,18 +197,22 @@ class Writer:
             elif self._ending is not None and not (self._flush and (self._data or self._closes or self._backlog)):
                 if self._say:
                     goodbye = encode_close(self._ending.reason, self._ending.detail)
-                    await self._write(FrameKind.CLOSE, [(CONTROL, goodbye)])
+                    await self._write(_CLOSE, [(CONTROL, goodbye)])
                 await self._carrier.finish()
                 return
             else:
-                self._wake.clear()
-                await self._wake.wait()
+                # A plain future: an event's wait costs more than the rest of the turn.
+                self._idle = asyncio.get_running_loop().create_future()
+                try:
+                    await self._idle
+                finally:
+                    self._idle = None
 
     async def _write(self, kind: FrameKind, items: list[Item]) -> None:
         window = self.window
         seq = window.take()
         data = encode(kind, seq, items)
-        if kind is FrameKind.DATA or kind is FrameKind.CLOSE:
+        if kind is _DATA or kind is _CLOSE:
             window.hold(seq, len(data))
         self.write_started = self._clock()
         await self._carrier.write(data)
@@ -219,9 +234,9 @@ class Writer:
         if (self._ending is not None and not self._flush) or not self.window.has_room():
             return None
         if self._closes and self._closes[0][0] <= self._taken:
-            return FrameKind.CLOSE, self._take_closes()
+            return _CLOSE, self._take_closes()
         if self._data or self._backlog:
-            return FrameKind.DATA, self._take_data()
+            return _DATA, self._take_data()
         return None
 
     def _take_closes(self) -> list[Item]:
@@ -279,8 +294,13 @@ class Writer:
         config = self._config
         return len(self._data) <= config.command_items // 2 and self._data_bytes <= config.command_bytes // 2
 
+    def _wake(self) -> None:
+        idle, self._idle = self._idle, None
+        if idle is not None and not idle.done():
+            idle.set_result(None)
+
     def _append(self, conn_id: int, payload: bytes, sent: Sent | None) -> None:
         self._data.append((conn_id, payload, sent))
         self._data_bytes += len(payload)
         self._queued += 1
-        self._wake.set()
+        self._wake()

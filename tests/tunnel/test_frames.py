@@ -7,18 +7,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from libs.contracts.segue.v1 import router_pb2, tunnel_pb2, worker_pb2
-from libs.tunnel import CloseReason, CorruptFrameError, FrameKind, PayloadTooLargeError, ProtocolError
+from libs.tunnel import CloseReason, CorruptFrameError, FrameKind, ProtocolError
 from libs.tunnel.frames import (
     CONTROL,
     FRAME_OVERHEAD,
     ITEM_OVERHEAD,
-    check_payload,
     checksum,
     decode,
     decode_close,
     encode,
     encode_close,
     encode_u64,
+    payload_limit,
 )
 
 MAX_BYTES = 1 << 20
@@ -108,8 +108,12 @@ def test_limits() -> None:
         decode(encode(FrameKind.DATA, 1, [(1, b"x" * 200)]), 100, MAX_ITEMS)
     with pytest.raises(ProtocolError, match="items"):
         decode(encode(FrameKind.DATA, 1, [(1, b"x")] * 5), MAX_BYTES, 4)
-    with pytest.raises(PayloadTooLargeError):
-        check_payload(b"x" * 100, 100)
+
+
+@given(limit=st.integers(FRAME_OVERHEAD + ITEM_OVERHEAD, 70_000), conn_id=CONN_IDS)
+def test_a_payload_of_the_limit_fits_its_frame(limit: int, conn_id: int) -> None:
+    data = encode(FrameKind.DATA, 2**64 - 1, [(conn_id, b"x" * payload_limit(limit))])
+    assert decode(data, limit, 1).items[0][0] == conn_id
 
 
 @given(conn_id=CONN_IDS, size=st.integers(0, 70_000))
