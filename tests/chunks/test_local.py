@@ -304,6 +304,7 @@ seed = int(sys.argv[3])
 while True:
     encoded, _ = sample(seed)
     directory.put(encoded.key, encoded.parts, within=5)
+    print("put", flush=True)
     seed += 1
 """
 
@@ -321,7 +322,9 @@ def test_kill_9_at_any_moment_leaves_whole_files_only(tmp_path: Path) -> None:
             env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
         ) as writer:
             assert writer.stdout is not None and writer.stdout.readline() == b"ready\n"
-            time.sleep(draw.uniform(0.0, 0.12))  # the moment is what is random here
+            for _ in range(draw.randint(0, 8)):
+                assert writer.stdout.readline() == b"put\n"
+            time.sleep(draw.uniform(0.0, 0.01))  # the moment is what is random here
             writer.send_signal(signal.SIGKILL)
             assert writer.wait(10) == -signal.SIGKILL
         directory = LocalDirectory(tmp_path, cap=cap)
