@@ -134,9 +134,12 @@ class Prefixes:
             known.remove(min(known))
 
 
-def feasible(serving: Flags, table: Table, wanted: int) -> Verdict[Flags]:
-    """Who may run a sequence of `wanted` tokens, pages that are free now apart."""
-    values, served = table.rows, int(np.count_nonzero(serving))
+def feasible(serving: Flags, table: Table, fingerprint: str, wanted: int) -> Verdict[Flags]:
+    """Who of those that serve the model may run a sequence of `wanted` tokens, pages that are free now apart."""
+    open_to, served = table.open_to(fingerprint)
+    if wanted <= open_to:
+        return Verdict(serving, {}, served)
+    values = table.rows
     draining = values[rows.DRAINING] > 0
     context = values[rows.CONTEXT] < wanted
     large = values[rows.LARGEST] < wanted
@@ -169,25 +172,27 @@ def considered(
     """The slots worth scoring exactly, with their bounds, ascending: the best of those that hold something, and of the
     others. `fixed`: by tier, of first tokens; `drawn_by`: the name by which near ties are drawn.
     """
-    slots = np.nonzero(able)[0]
-    if len(slots) <= _UNBOUNDED:
-        return Verdict([(0.0, slot) for slot in slots.tolist()], {})
+    if int(np.count_nonzero(able)) <= _UNBOUNDED:
+        return Verdict([(0.0, slot) for slot in np.nonzero(able)[0].tolist()], {})
     near = able & (own > 0)
-    far = able & ~near
-    full = far & (table.rows[rows.ROOM] < wanted)
+    far = able ^ near
     out: dict[str, int] = {}
-    count = int(np.count_nonzero(full))
-    if count:
-        out["capacity"] = count
-        far &= ~full
+    full = table.rows[rows.ROOM] < wanted
+    if full.any():
+        full &= far
+        count = int(np.count_nonzero(full))
+        if count:
+            out["capacity"] = count
+            far ^= full
     bound = _bounds(own, table, sources.shared(), len(request.tokens), now_ms) + min(fixed)
     chosen: list[tuple[float, int]] = []
     for group, most in ((near, knobs.considered), (far, knobs.considered_others)):
-        slots = np.nonzero(group)[0]
-        over = len(slots) - most
+        over = int(np.count_nonzero(group)) - most
         if over > 0:
             out["bound"] = out.get("bound", 0) + over
-            slots = slots[_least(bound[slots], table.hashes[slots], drawn_by, most, knobs)]
+            slots = _least(np.where(group, bound, np.inf), table.hashes, drawn_by, most, knobs)
+        else:
+            slots = np.nonzero(group)[0]
         chosen += zip(bound[slots].tolist(), slots.tolist(), strict=True)
     return Verdict(sorted(chosen), out)
 
@@ -217,7 +222,9 @@ def _bounds(own: Ints, table: Table, shared: Shared | None, length: int, now_ms:
 
 
 def _least(bounds: Floats, names: Hashes, drawn_by: str, most: int, knobs: PolicyKnobs) -> Ints:
-    """The `most` least; where more are within the band of the least, those the near-tie draw prefers."""
+    """The slots of the `most` least, of which there are more; where more are within the band of the least, those the
+    near-tie draw prefers. Who is not asked for is infinitely far.
+    """
     near = np.nonzero(bounds <= policy.band_ms(float(bounds.min()), knobs))[0]
     taken = near[:0]
     if len(near) <= most:

@@ -198,14 +198,15 @@ class _Planning:
 
     def ways(self, most: int | None) -> Ways | None:
         """The best of every tier of every worker that is scored; None where nobody serves the model."""
-        serving = self.table.serving(self.entry.model.fingerprint)
+        fingerprint = self.entry.model.fingerprint
+        serving = self.table.serving(fingerprint)
         if serving is None:
             return None
         request, now_ms, knobs, table, sources = self.request, self.now_ms, self.knobs, self.table, self.sources
         prefixes = self.prefixes
         prefixes.find(request, self.entry.chain, self.keys, sources, self.index, knobs)
-        able = self._counted(bounds.feasible(serving, table, self.wanted))
-        fixed = self.fleet.fixed.of(self.entry.model.fingerprint)
+        able = self._counted(bounds.feasible(serving, table, fingerprint, self.wanted))
+        fixed = self.fleet.fixed.of(fingerprint)
         self.able = int(np.count_nonzero(able))
         self.draw = self._drawn(able)
         by = self.draw.name or request.request_id

@@ -62,10 +62,12 @@ class _Model:
     every: Samples = field(default_factory=deque)  # of all tiers
     handoffs: Samples = field(default_factory=deque)
     ways: dict[str, deque[float]] = field(default_factory=dict)  # by worker
+    levels: dict[str, tuple[float, float]] = field(default_factory=dict)  # by worker: of its ways, with their noise
     all_ways: deque[float] = field(default_factory=deque)
     usual_way_ms: float = 0.0
     handoff_ms: float = 0.0
     of: tuple[float, ...] = NOTHING
+    medians: dict[Tier, tuple[float, float]] = field(default_factory=dict)  # by tier: what was usual, and its own then
 
 
 class FixedCosts:
@@ -86,11 +88,13 @@ class FixedCosts:
         own = None if model is None else model.ways.get(worker)
         if model is None or not own:
             return 0.0 if model is None else model.usual_way_ms
-        level = median(own)
-        scatter = _NORMAL * median([abs(one - level) for one in own])
-        # Of a few that happen to be equal nothing is known.
-        noise = _MEDIAN * (scatter + level / len(own)) / math.sqrt(len(own))
-        return believed(level, model.usual_way_ms, self.knobs.correction_doubt * noise)
+        known = model.levels.get(worker)
+        if known is None:
+            level = median(own)
+            scatter = _NORMAL * median([abs(one - level) for one in own])
+            # Of a few that happen to be equal nothing is known.
+            known = model.levels[worker] = (level, _MEDIAN * (scatter + level / len(own)) / math.sqrt(len(own)))
+        return believed(known[0], model.usual_way_ms, self.knobs.correction_doubt * known[1])
 
     def predicted(self, candidate: Candidate, way_ms: float) -> Beyond:
         """What a candidate that is offered now has of it, whose worker's way was believed to be `way_ms`."""
@@ -125,6 +129,7 @@ class FixedCosts:
         if idle:
             self._more(model.handoffs, timings.queue_ms, weight)
             model.handoff_ms = self._median(model.handoffs, 0.0)
+        model.medians.pop(tier, None)
         for samples, times in ((model.tiers.setdefault(tier, deque()), 1), (model.every, 4)):
             self._more(samples, measured - own, weight, times)
         # On a slow device all of it is longer.
@@ -135,8 +140,10 @@ class FixedCosts:
         """Another process may be elsewhere."""
         for model in self._models.values():
             model.ways.pop(worker, None)
+            model.levels.pop(worker, None)
 
     def _went(self, model: _Model, worker: str, way_ms: float) -> None:
+        model.levels.pop(worker, None)
         for ways, most in (
             (model.ways.setdefault(worker, deque()), self.knobs.way_window),
             (model.all_ways, 4 * self.knobs.way_window),
@@ -148,7 +155,12 @@ class FixedCosts:
 
     def _of(self, model: _Model, bound: float) -> tuple[float, ...]:
         usual = self._median(model.every, 0.0)
-        found = [self._median(model.tiers.get(tier, ()), usual) for tier in Tier]
+        found = [usual] * len(Tier)
+        for tier, samples in model.tiers.items():
+            known = model.medians.get(tier)
+            if known is None or known[0] != usual:
+                known = model.medians[tier] = (usual, self._median(samples, usual))
+            found[tier] = known[1]
         least = found[Tier.GPU]
         found = [max(one, least) for one in found]
         return tuple([min(bound, max(-bound, one + model.handoff_ms)) for one in found])

@@ -87,6 +87,7 @@ class Table:
         self.size = 0
         self.columns: list[list[float]] = []
         self.orders: list[tuple[int, ...]] = []
+        self._open: dict[str, tuple[float, int]] = {}  # by model, as long as it holds
         self._rows: Floats = np.zeros((_ROWS, _FIRST_SLOTS))
         self._hashes: Hashes = np.zeros(_FIRST_SLOTS, np.uint64)
         self._serving: dict[str, Flags] = {}
@@ -109,6 +110,18 @@ class Table:
         """Which slots serve the model; None where nobody does."""
         found = self._serving.get(fingerprint)
         return None if found is None else found[: self.size]
+
+    def open_to(self, fingerprint: str) -> tuple[float, int]:
+        """The longest sequence in tokens that all of the model's workers take, -inf where one drains; and how many they
+        are. Without those pages that are in use.
+        """
+        found = self._open.get(fingerprint)
+        if found is None:
+            slots = np.nonzero(self._serving[fingerprint])[0]
+            limits = self._rows[(CONTEXT, LARGEST), :][:, slots]
+            drains = bool(self._rows[DRAINING, slots].any())
+            found = self._open[fingerprint] = (-math.inf if drains else float(limits.min()), len(slots))
+        return found
 
     def per_token(self, context: int) -> Floats:
         """Ms a prompt token at this context, stretched while lanes decode, by slot."""
@@ -156,6 +169,9 @@ class Table:
             *costs,
             step_ms / 2,
         ]
+        before = self.columns[slot]
+        if not before or before[DRAINING:ROOM] != values[DRAINING:ROOM]:
+            self._open.clear()
         self._rows[:, slot] = values
         self.columns[slot] = values
         self.orders[slot] = order
@@ -170,6 +186,7 @@ class Table:
             self._serve(slot, ())
 
     def _serve(self, slot: int, models: tuple[str, ...]) -> None:
+        self._open.clear()
         for fingerprint in self._models[slot]:
             flags = self._serving[fingerprint]
             flags[slot] = False
