@@ -311,6 +311,6 @@ class ResidencyIndex:
             del self.parts[key]
 
     def _share(self, holders: int) -> int:
-        if len(self._shared) >= _SHARED:
+        if len(self._shared) >= _SHARED + len(self._bits):
             self._shared = {bit: bit for bit in self._bits}
         return self._shared.setdefault(holders, holders)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from dataclasses import replace
 from statistics import median
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from libs.controller import candidates
 from libs.controller.candidates import variant
 from libs.controller.discovery import Observed
-from libs.controller.fixed import NOTHING, Beyond, FixedCosts, first_ms, part_of
+from libs.controller.fixed import NOTHING, Beyond, FixedCosts, _Model, first_ms, part_of
 from libs.controller.fleet import Fleet
 from libs.controller.knobs import POLICY_KNOBS
 from libs.controller.protocol import (
@@ -199,3 +202,56 @@ def test_beside_lanes_a_request_waits_for_half_a_step_and_shares_the_next() -> N
     assert [one.prefill_ms_per_token for one in found] == [1.0, pytest.approx(1.0 + 15 * 10.0 / 8_192)]
     fleet.account(Unbooked(AssignmentId("o", 1)), 501.0)
     assert candidates.plan(request, (entry,), fleet, 502.0).ranked[0].candidate == found[0]
+
+
+ATTEMPTS = st.lists(
+    st.tuples(
+        st.sampled_from(["a", "b"]),
+        st.sampled_from([Tier.GPU, Tier.RAM, Tier.NONE, Tier.INFLIGHT]),
+        st.floats(0.0, 40.0),
+        st.floats(0.5, 90.0),
+        st.sampled_from([0.0, 2.0]),
+        st.booleans(),
+    ),
+    max_size=40,
+)
+
+
+def as_from_scratch(attempts: list[tuple[str, Tier, float, float, float, bool]]) -> None:
+    """What is kept of medians is what they would be if nothing were kept."""
+    costs = FixedCosts()
+    for worker, tier, queue, first, restore, forget in attempts:
+        learn(costs, replace(ONE, worker=worker, tier=tier), Timings(queue, restore, 4.0, first), queue / 3)
+        if forget and queue < 5:
+            costs.forget(worker)
+        fresh = copy.deepcopy(costs)
+        model = fresh._models[F]
+        model.medians.clear()
+        model.levels.clear()
+        usual = fresh._median(model.every, 0.0)
+        wanted = [fresh._median(model.tiers.get(one, ()), usual) for one in Tier]
+        found = [costs._models[F].medians.get(one, (usual, usual)) for one in Tier]
+        assert [own if of == usual else None for of, own in found] == wanted
+        assert [costs.way_ms(F, one) for one in "abc"] == [fresh.way_ms(F, one) for one in "abc"]
+
+
+@settings(deadline=None)
+@given(ATTEMPTS)
+def test_what_is_kept_of_medians_is_what_they_are(
+    attempts: list[tuple[str, Tier, float, float, float, bool]],
+) -> None:
+    as_from_scratch(attempts)
+
+
+@pytest.mark.parametrize("kept", ["levels", "medians"])
+def test_planted_medians_that_are_kept_for_ever_are_caught(kept: str) -> None:
+    class Kept(dict[object, object]):
+        def pop(self, *args: object) -> None:
+            """Nothing is ever dropped."""
+
+    made = _Model()
+    setattr(made, kept, Kept())
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(AssertionError):
+        patch.setattr("libs.controller.fixed._Model", lambda: made)
+        usual = [("b", Tier.NONE, 0.3, 9.0, 0.0, False), *[("a", Tier.NONE, 0.3, 9.0, 0.0, False)] * 20]
+        as_from_scratch([*usual, *[("b", Tier.GPU, 39.0, 90.0, 0.0, False)] * 9])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import replace
 
@@ -9,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from libs.controller import candidates, smoothing
+from libs.controller import candidates, residency, smoothing
 from libs.controller.bounds import _mixed
 from libs.controller.candidates import Variant, variant
-from libs.controller.discovery import Observed
+from libs.controller.discovery import Forgotten, Observed
 from libs.controller.fleet import Fleet
 from libs.controller.knobs import POLICY_KNOBS, PolicyKnobs
 from libs.controller.policy import band_ms, mixed
@@ -251,8 +252,14 @@ OPERATIONS = st.lists(
 )
 
 
-@given(OPERATIONS)
-def test_the_index_says_what_a_plain_one_would(operations: list[tuple[str, int, int, Tier]]) -> None:
+@given(OPERATIONS, st.sampled_from([2, 1 << 16]))
+def test_the_index_says_what_a_plain_one_would(operations: list[tuple[str, int, int, Tier]], shared: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(residency, "_SHARED", shared)
+        as_plain(operations)
+
+
+def as_plain(operations: list[tuple[str, int, int, Tier]]) -> None:
     index, plain = ResidencyIndex(), dict[tuple[str, str], set[Tier]]()
     for kind, number, at, tier in operations:
         worker, name = f"w{number}", NAMES[at]
@@ -291,3 +298,75 @@ def test_an_index_that_comes_and_goes_keeps_no_history() -> None:
         index.apply(heartbeat("w", resident=(Resident(name, 256, Tier.GPU, "f"),)), 0.0, reset=False)
         index.drop("w", Gone(f"{number - 10:064x}", Tier.GPU))
     assert index.count("w") == 10 and len(index._logs[0]) < 200
+
+
+def test_equal_holders_are_one_object_however_they_came_about() -> None:
+    """Or whoever reads a chain would look at the same holders again and again."""
+    index = ResidencyIndex()
+    slots = [index.slot(f"w{number:03}") for number in range(100)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(residency, "_SHARED", 2)
+        for name in NAMES:
+            for slot in slots[-2:]:
+                index.add(slot, Resident(name, 256, Tier.GPU, "f"), 0.0)
+        for name in NAMES[:6]:
+            index.drop("w099", Gone(name, Tier.GPU))
+        index.add(slots[-2], Resident("new", 256, Tier.GPU, "f"), 0.0)
+    assert len({id(index.gpu[residency.key_of(name)]) for name in (*NAMES[:6], "new")}) == 1
+    assert len({id(index.gpu[residency.key_of(name)]) for name in NAMES[6:]}) == 1
+
+
+BEATS = st.lists(
+    st.tuples(
+        st.integers(0, 5),
+        st.sampled_from(["beat", "drain", "withhold", "forget", "another"]),
+        st.sampled_from([0, 4_096, 8_192]),
+        st.sampled_from([0, 100, 1_000]),
+    ),
+    min_size=1,
+    max_size=20,
+)
+
+
+def open_to_all(beats: list[tuple[int, str, int, int]]) -> None:
+    """What all workers of a model take, asked after every heartbeat, is what one finds by looking at each of them."""
+    fleet = Fleet()
+    for number, kind, context, total in beats:
+        worker, known = f"w{number}", fleet.view(f"w{number}")
+        if kind == "forget" and known is not None:
+            fleet.forget(Forgotten(worker, known.heartbeat.epoch))
+        elif kind == "withhold":
+            fleet.withhold(worker, True)
+        else:
+            models = ("0" * 64,) if kind == "another" else (MODEL.fingerprint,)
+            load = Load(0.0, pages=Pages(total, total))
+            observe(fleet, heartbeat(worker, load=load, max_context=context, draining=kind == "drain", models=models))
+        table = fleet.table()
+        views = [one for one in fleet.views().values() if MODEL.fingerprint in one.heartbeat.models]
+        assert (table.serving(MODEL.fingerprint) is not None) == bool(views)
+        if views:
+            limits = [one.heartbeat.max_context or math.inf for one in views]
+            limits += [one.load.pages.total * one.heartbeat.page_tokens or math.inf for one in views]
+            open_to = -math.inf if any([one.draining for one in views]) else min(limits)
+            assert table.open_to(MODEL.fingerprint) == (open_to, len(views))
+
+
+@settings(deadline=None)
+@given(BEATS)
+def test_what_all_workers_take_is_known_as_they_come_and_go(beats: list[tuple[int, str, int, int]]) -> None:
+    open_to_all(beats)
+
+
+def test_a_planted_table_that_never_looks_again_is_caught() -> None:
+    class Kept(dict[str, tuple[float, int]]):
+        def clear(self) -> None:
+            pass
+
+    class Planted(Table):
+        def __init__(self, knobs: PolicyKnobs) -> None:
+            super().__init__(knobs)
+            self._open = Kept()
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(AssertionError):
+        patch.setattr("libs.controller.fleet.Table", Planted)
+        open_to_all([(0, "beat", 8_192, 0), (1, "beat", 4_096, 0)])

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 
 import pytest
 
 from libs.simulation.traces.costs import DECLARED, Error, TierSet
 from libs.simulation.traces.recorded import SHIPPED, Recorded, read, scaled
-from libs.simulation.traces.replay import POLICIES, Setting, figures, loaded, run
+from libs.simulation.traces.replay import POLICIES, Setting, figures, loaded, made, run
 from libs.simulation.traces.routing import Policy
 from libs.simulation.traces.suite import Wanted, compare
 from libs.simulation.traces.synthetic import Copies
+from libs.simulation.traces.tiers import Directory
 from tests.fixtures.hash_seeds import printed
 
 THOUSAND = SHIPPED / "dynamo_mooncake_trace_1000.jsonl"
@@ -39,6 +41,16 @@ def test_the_load_is_the_one_asked_for() -> None:
     replayed = run(scaled(found, factor), Setting("round-robin", TierSet.LOCAL, Error.NONE, 0))
     span = (found[-1].at_ms - found[0].at_ms) * factor
     assert sum(replayed.work_ms) / (8 * span) == pytest.approx(0.5, rel=0.02)
+
+
+def test_a_replay_leaves_no_cycles_behind() -> None:
+    """It runs without a collector: what it drops must go by itself, or a million requests would fill the memory."""
+    some, setting = rows(), Setting("segue", TierSet.PEER, Error.REDRAWN, 1)
+    policy = made(setting, Directory())  # is one itself
+    run(some[:40], setting)
+    gc.collect()
+    found = run(some, setting, policy=policy)
+    assert gc.isenabled() and gc.collect() < len(found.chosen) / 4
 
 
 class Worst(Policy):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from libs.simulation.traces.costs import DECLARED, Costs, TierSet
 from libs.simulation.traces.recorded import Recorded
@@ -131,3 +134,59 @@ def test_of_one_prompt_the_end_leaves_first() -> None:
     tiers.use([1, 2, 3])
     tiers.use([9])
     assert [tiers.has(Local.DEVICE, block) for block in (1, 2, 3, 9)] == [True, True, False, True]
+
+
+class Plain:
+    """A tier as one would write it first: one block after another."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity, self.held, self.changed = capacity, list[int](), dict[int, None]()
+
+    def use(self, blocks: Sequence[int]) -> None:
+        for block in reversed(blocks):
+            if block in self.held:
+                self.held.remove(block)
+            else:
+                self.changed[block] = None
+            self.held.append(block)
+        while len(self.held) > self.capacity:
+            self.changed[self.held.pop(0)] = None
+
+
+def as_plain(capacities: tuple[int, int, int], uses: Sequence[tuple[int, bool]], tiers: Tiers) -> None:
+    """Prompts that share their beginnings, and now and then a look at what changed."""
+    plain = [Plain(capacity) for capacity in capacities]
+    directory = Directory()
+    tiers._directory = directory
+    for first, looks in uses:
+        prompt = [*range(first % 3), *range(10 * first, 10 * first + 1 + first % 5)]
+        prompt = list(dict.fromkeys(prompt))
+        tiers.use(prompt)
+        for tier, one in zip(Local, plain, strict=True):
+            one.use(prompt)
+            assert list(tiers._held[tier]) == one.held and set(directory.holders[tier]) == set(one.held)
+            if looks:
+                assert tiers.drain(tier) == tuple([(block, block in one.held) for block in one.changed])
+                one.changed.clear()
+
+
+USES = st.lists(st.tuples(st.integers(0, 9), st.booleans()), max_size=30)
+
+
+@given(st.tuples(st.integers(1, 6), st.integers(4, 12), st.integers(8, 30)), USES)
+def test_tiers_do_what_plain_ones_do(capacities: tuple[int, int, int], uses: list[tuple[int, bool]]) -> None:
+    costs = replace(DECLARED, device_blocks=capacities[0], ram_blocks=capacities[1], ssd_blocks=capacities[2])
+    as_plain(capacities, uses, Tiers(3, costs, Directory()))
+
+
+class Forgetful(Tiers):
+    """Planted: what is used again is not made the newest."""
+
+    def use(self, blocks: Sequence[int]) -> None:
+        super().use([block for block in blocks if not self.has(Local.SSD, block)])
+
+
+def test_planted_tiers_that_forget_what_was_used_are_caught() -> None:
+    costs = replace(DECLARED, device_blocks=4, ram_blocks=8, ssd_blocks=16)
+    with pytest.raises(AssertionError):
+        as_plain((4, 8, 16), [(1, True), (2, True), (1, True), (4, True)], Forgetful(3, costs, Directory()))
