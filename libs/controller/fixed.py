@@ -21,7 +21,9 @@ A wait is no part of it where one was predicted: a queue that is mispredicted sa
 tiers are learned for all workers of a model together: they tell tiers apart and never workers, so that nobody gets the
 work for having been lucky. A way is the worker's own, but believed only as far as it clearly differs from all ways of
 the model's workers (`corrections.believed`): else the first few attempts on a process that was still cold would keep
-it from getting any more, and so from being measured again.
+it from getting any more, and so from being measured again. For the same reason an attempt that had to wait for others
+never makes a way longer: where many are offered at once their messages wait for each other, and who got most of them
+would be thought far away for good.
 """
 
 from __future__ import annotations
@@ -110,7 +112,9 @@ class FixedCosts:
         if candidate.queue_ms > knobs.overload_queue_ms or timings.first_token_ms <= 0:
             return
         model = self._models.setdefault(candidate.fingerprint, _Model())
-        self._went(model, candidate.worker, way_ms)
+        ways = model.ways.get(candidate.worker)
+        if candidate.queue_ms <= 0 or not ways or way_ms <= median(ways):
+            self._went(model, candidate.worker, way_ms)
         tier = candidate.tier
         measured = timings.prefill_ms + timings.first_token_ms
         own = candidate.compute_tokens * candidate.prefill_ms_per_token + candidate.first_token_ms - beyond.fixed_ms

@@ -49,6 +49,22 @@ def learn(costs: FixedCosts, one: Candidate, timings: Timings, way_ms: float = 0
     costs.learn(said, replace(timings, first_token_ms=timings.first_token_ms + way_ms), way_ms, beyond)
 
 
+def test_a_crowd_makes_no_way_longer_and_may_prove_it_shorter() -> None:
+    costs = FixedCosts()
+    for number in range(30):
+        learn(costs, replace(ONE, worker="wv"[number % 2]), Timings(0.0, 0.0, 4.0, 5.0), 3.0 + number % 3)
+    before = costs.way_ms(F, "w")
+    for number in range(30):
+        learn(costs, replace(BUSY, worker="w"), Timings(50.0, 0.0, 4.0, 5.0), 200.0 + number)
+    assert costs.way_ms(F, "w") == before < 6
+    for number in range(15):
+        learn(costs, replace(ONE, worker="w"), Timings(0.0, 0.0, 4.0, 5.0), 100.0 + number)
+    assert costs.way_ms(F, "w") > 50, "an idle worker that is far is far"
+    for _ in range(30):
+        learn(costs, replace(BUSY, worker="w"), Timings(50.0, 0.0, 4.0, 5.0), 3.0)
+    assert costs.way_ms(F, "w") < 6
+
+
 def test_half_of_the_predictions_are_soon_too_high_and_half_too_low() -> None:
     draw, costs, ratios = random.Random(1), FixedCosts(), list[float]()
     for _ in range(300):
@@ -124,12 +140,12 @@ def test_a_restore_is_never_cheaper_than_what_is_resident() -> None:
 def test_a_way_is_the_workers_own_as_far_as_it_clearly_differs() -> None:
     draw, costs = random.Random(2), FixedCosts()
     for one in (41.0, 26.0, 3.0, 101.0):  # a process that was cold
-        learn(costs, replace(BUSY, worker="v"), Timings(0.0, 0.0, 4.0, 5.0), one)
+        learn(costs, replace(ONE, worker="v"), Timings(0.0, 0.0, 4.0, 5.0), one)
     for number in range(60):
-        learn(costs, BUSY, Timings(0.0, 0.0, 4.0, 5.0), 4.0 * draw.uniform(0.7, 1.3))
-        learn(costs, replace(BUSY, worker="near"), Timings(0.0, 0.0, 4.0, 5.0), 4.0 * draw.uniform(0.7, 1.3))
+        learn(costs, ONE, Timings(0.0, 0.0, 4.0, 5.0), 4.0 * draw.uniform(0.7, 1.3))
+        learn(costs, replace(ONE, worker="near"), Timings(0.0, 0.0, 4.0, 5.0), 4.0 * draw.uniform(0.7, 1.3))
         if number % 2:
-            learn(costs, replace(BUSY, worker="far"), Timings(0.0, 0.0, 4.0, 5.0), 40.0 * draw.uniform(0.7, 1.3))
+            learn(costs, replace(ONE, worker="far"), Timings(0.0, 0.0, 4.0, 5.0), 40.0 * draw.uniform(0.7, 1.3))
     assert costs.way_ms(F, "v") == costs.way_ms(F, "unknown") < 8, "not measured again, it is taken for one of them"
     assert costs.way_ms(F, "far") == pytest.approx(40.0, rel=0.2)
     costs.forget("far")
