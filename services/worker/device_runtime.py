@@ -5,8 +5,7 @@ iteration; partial pages are copied when the job gets its lane. What the loop re
 and handed on in one call.
 
 Warm-up runs a few jobs of zeros through the whole path: it compiles and touches what the first request would otherwise
-wait for, and measures prefill and decode, on one lane and on all. What compiled is not measured: a worker that seems
-several times as slow as the others gets no work, and so would seem so for good.
+wait for, and measures prefill and decode, on one lane and on all.
 """
 
 from __future__ import annotations
@@ -39,7 +38,14 @@ from services.worker.runtime.grammars import MaskFactory, mask_of
 from services.worker.runtime.iteration import Budgets
 from services.worker.runtime.kv import KVStore
 from services.worker.runtime.loop import DeviceLoop
-from services.worker.runtime.measurements import Measurements, ahead_ms, prefill_timings, prompts_ms, step_ms
+from services.worker.runtime.measurements import (
+    Measurements,
+    ahead_ms,
+    prefill_timings,
+    prompts_ms,
+    step_ms,
+    turnover,
+)
 from services.worker.runtime.sampling import Sampling
 from services.worker.runtime.serial import SerialLoop
 
@@ -48,7 +54,6 @@ Sink = Callable[[Sequence[JobEvent]], None]
 _WARM_TOKENS = 300
 _WARM_SHORT = 16
 _WARM_NEW = 6
-_WARM_MEASURED = 3
 _WARM_WITHIN_S = 300.0
 _NOBODY = "00" * 32
 
@@ -169,14 +174,18 @@ class DeviceRuntime:
         self._loop.cancel(assignment)
 
     def queue(self, coming: Sequence[int] = ()) -> QueueState:
-        """What is ahead of a new job's first row; with all lanes taken, the nearest possible end of one too."""
+        """What is ahead of a new job's first row; with all lanes taken, their next possible ends too, as often as those
+        that wait will have taken them again.
+        """
         found = self._loop.measurements()
         waiting, decoding = found.waiting_jobs + len(coming), found.decoding_lanes
         ms = ahead_ms(found, coming, self._pool.sizes.step)
         taken = decoding + found.prefilling_lanes
         if taken and taken + waiting >= self._lanes:
-            left = sorted(held.left for held in tuple(self._held.values()))
-            steps = left[min(waiting, len(left) - 1)] if left else 0
+            left = [held.left for held in tuple(self._held.values())]  # lanes are granted in this order
+            # What those that are not submitted yet will draw is not known here: as much as the others.
+            left += [sum(left) // max(1, len(left))] * len(coming)
+            steps = turnover(left[:taken], left[taken:], self._lanes)
             ms += steps * step_ms(found.decode_step_ms, self._lanes)
         return QueueState(ms, decoding, waiting)
 
@@ -198,9 +207,7 @@ class DeviceRuntime:
         self._warming = warm
         try:
             async with asyncio.timeout(_WARM_WITHIN_S):
-                for number, jobs in enumerate(self._warm_waves()):
-                    if number == 1:
-                        self._loop.forget_times()
+                for jobs in self._warm_waves():
                     wave |= {job.assignment for job in jobs}
                     ended.clear()
                     for job in jobs:
@@ -212,6 +219,7 @@ class DeviceRuntime:
                         raise RuntimeError(f"the warm-up failed: {errors[0]}")
         finally:
             self._warming = None
+            self._loop.warmed()
 
     async def aclose(self) -> None:
         """Ends the loop at its next iteration boundary; raises TimeoutError where it does not get there."""
@@ -277,14 +285,15 @@ class DeviceRuntime:
     # --- warm-up ---
 
     def _warm_waves(self) -> Iterator[Sequence[Job]]:
-        """One prompt alone, several times (the first pays for what libraries compile and allocate), then all lanes."""
+        """One prompt alone, several times, then all lanes twice: the first of each pays for what libraries compile."""
         most = min(pages.total for pages in self._pool.pages().values()) * self._pool.sizes.page
         long, short = min(_WARM_TOKENS, most // 2), min(_WARM_SHORT, most // (4 * self._lanes))
         if long > 1:
-            for number in range(1 + _WARM_MEASURED):
+            for number in range(4):
                 yield [self._warm_job(f"prompt {number}", long)]
         if short > 0 and self._lanes > 1:
-            yield [self._warm_job(f"lane {lane}", short) for lane in range(self._lanes)]
+            for number in range(2):
+                yield [self._warm_job(f"lane {lane}, {number}", short) for lane in range(self._lanes)]
 
     def _warm_job(self, name: str, length: int) -> Job:
         assignment = AssignmentId(f"warm-up {name}", 1)

@@ -128,9 +128,9 @@ async def test_what_the_first_prompt_compiles_is_no_price(
     try:
         await runtime.warmup()
         found = runtime.counters()
-        assert found.iterations == len(booked), "counters go on"
-        assert found.decode_step_ms and max(one.count for one in found.prefill_token_ms.values()) >= 3
-        assert max(cost.ms_per_token for cost in runtime.prefill()) * 300 < slow / 10
+        assert found.iterations == len(booked) and found.decode_step_ms
+        assert max(one.count for one in found.prefill_token_ms.values()) >= 4
+        assert next(cost.ms_per_token for cost in runtime.prefill() if cost.up_to_tokens == 512) * 300 < slow / 2
     finally:
         await runtime.aclose()
 

@@ -12,6 +12,7 @@ from services.worker.runtime.measurements import (
     prefill_timings,
     prompts_ms,
     step_ms,
+    turnover,
 )
 
 STEP, ROW = 8.0, 0.1
@@ -111,3 +112,25 @@ def test_what_is_ahead_of_one_more_prompt(
         elapsed_ms=elapsed,
     )
     assert ahead_ms(found, coming, 512) == pytest.approx(wanted)
+
+
+def test_who_waits_takes_a_lane_too() -> None:
+    """A hundred short answers on eight lanes are twelve turns of each, not one."""
+    assert turnover([2] * 8, [], 8) == 2 and turnover([2] * 7, [], 8) == 0
+    assert turnover([9, 1, 5], [], 3) == 1
+    assert turnover([9, 1, 5], [3, 3, 3], 3) == 7, "behind the third of them, which went behind the first"
+    assert turnover([2] * 8, [2] * 92, 8) == 24
+    assert turnover([], [4] * 8, 8) == 4 and turnover([4], [4] * 6, 8) == 0
+
+
+def test_of_the_warm_up_the_quickest_counts_and_then_the_mean_of_late() -> None:
+    meter = Meter(warming=True)
+    for ms in (900.0, 40.0, 31.0, 30.0, 90.0):
+        meter.iteration(ms, 0, 300, 300, drew=False)
+        meter.iteration(ms / 10, 1, 0, 0, drew=False)
+    assert meter.prefill_token_ms[512].recent_ms == pytest.approx(0.1) and meter.decode_step_ms[1].recent_ms == 3.0
+    assert meter.prefill_token_ms[512].count == 5
+    meter.warming = False
+    for _ in range(20):
+        meter.iteration(45.0, 0, 300, 300, drew=False)
+    assert meter.prefill_token_ms[512].recent_ms == pytest.approx(0.15, rel=0.05)

@@ -25,6 +25,7 @@ from services.worker.handlers import (
     QueueState,
 )
 from services.worker.runtime.iteration import Batch, Budgets, LaneView, plan
+from services.worker.runtime.measurements import turnover
 
 log = get_logger(__name__)
 
@@ -89,14 +90,18 @@ class EchoRuntime:
         self._wake.set()
 
     def queue(self, coming: Sequence[int] = ()) -> QueueState:
-        """Prompt tokens ahead at their declared cost; with all lanes taken, the nearest declared end of one too."""
+        """Prompt tokens ahead at their declared cost; with all lanes taken, their next declared ends too, as often as
+        those that wait will have taken them again.
+        """
         lanes = list(self._lanes.values())
         ahead = sum(lane.pending for lane in lanes if not lane.decoding)
         ahead += sum(job.pending for job in self._waiting) + sum(coming)
         ms, waiting = ahead * self._costs.prefill_ms, len(self._waiting) + len(coming)
         if lanes and len(lanes) + waiting >= self._costs.lanes:
-            left = sorted(lane.job.request.max_new_tokens - lane.drawn for lane in lanes)
-            ms += left[min(waiting, len(left) - 1)] * self._costs.decode_ms
+            left = [lane.job.request.max_new_tokens - lane.drawn for lane in lanes]
+            queued = [job.request.max_new_tokens for job in self._waiting]
+            queued += [(sum(left) + sum(queued)) // (len(left) + len(queued))] * len(coming)
+            ms += turnover(left, queued, self._costs.lanes) * self._costs.decode_ms
         decoding = sum(lane.decoding for lane in lanes)
         return QueueState(ms, decoding, waiting)
 

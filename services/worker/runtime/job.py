@@ -177,8 +177,8 @@ class Runtime(Protocol):
     def measurements(self) -> Measurements:
         """A snapshot."""
 
-    def forget_times(self) -> None:
-        """Measures times anew; counters go on."""
+    def warmed(self) -> None:
+        """What runs from now on is work: see `measurements`."""
 
     def close(self, timeout_s: float = 30.0) -> None:
         """Ends the loop at the next iteration boundary; whatever it held ends with Quiesced. Raises TimeoutError."""

@@ -84,7 +84,7 @@ class DeviceLoop:
         # Changed under the lock, by the loop's thread alone; so that thread may read them without it.
         self._lanes: dict[int, Lane] = {}
         self._waiting: deque[_Submitted] = deque()
-        self._meter = Meter()
+        self._meter = Meter(warming=True)
         self._began = 0.0  # of the iteration under way, by perf_counter; 0 = none
         # Changed by any thread, under the lock.
         self._wake = threading.Condition(self._lock)
@@ -144,10 +144,10 @@ class DeviceLoop:
                 elapsed_ms=(time.perf_counter() - self._began) * 1e3 if self._began else 0.0,
             )
 
-    def forget_times(self) -> None:
-        """Measures times anew; counters go on."""
+    def warmed(self) -> None:
+        """What runs from now on is work: see `measurements`."""
         with self._lock:
-            self._meter.forget_times()
+            self._meter.warming = False
 
     def close(self, timeout_s: float = 30.0) -> None:
         """Ends the loop at the next iteration boundary; whatever it held ends with Quiesced. Raises TimeoutError."""

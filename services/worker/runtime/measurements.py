@@ -8,12 +8,17 @@ first token, and whoever predicts a time to first token adds a decode step for t
 iteration before its prompt rows are charged, or ten tokens would seem to cost as much each as a hundred do together.
 Of small iterations little is learnt, also where they are a bucket's first: a sample counts by its rows. Nor is much
 learnt of one that took far longer than those before it: a thread that was not run for a while says nothing of the work.
+
+Of the warm-up's iterations the quickest counts. The first pays for what libraries compile, and while a cluster starts
+its processes keep each other from running; but a worker that seems several times as slow as the others gets no work,
+and would seem so for good.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from heapq import heapify, heapreplace
 
 _ALPHA = 0.1  # share of the older samples that one of weight 1 replaces
 _MOST = 2.0  # times the recent mean that a sample counts at most
@@ -38,6 +43,11 @@ class Timing:
         left = self.weight * (1 - _ALPHA) ** weight
         recent = (left * self.recent_ms + weight * ms) / (left + weight)
         return Timing(self.count + 1, self.total_ms + took_ms, recent, left + weight)
+
+    def least(self, took_ms: float, weight: float = 1.0) -> Timing:
+        """With one more sample, of which only the least counts."""
+        ms = min(took_ms, self.recent_ms) if self.count else took_ms
+        return Timing(self.count + 1, self.total_ms + took_ms, ms, max(self.weight, weight))
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +93,7 @@ class Meter:
     decode_step_ms: dict[int, Timing] = field(default_factory=dict)
     prefill_token_ms: dict[int, Timing] = field(default_factory=dict)
     prefill_beside_decode_token_ms: dict[int, Timing] = field(default_factory=dict)
+    warming: bool = False
 
     def iteration(self, ms: float, decode_rows: int, prompt_rows: int, longest_prompt: int, *, drew: bool) -> None:
         """Books one iteration. `longest_prompt`: the largest context length any prompt chunk reached; 0 without one.
@@ -92,18 +103,17 @@ class Meter:
         self.decode_rows += decode_rows
         self.prompt_rows += prompt_rows
         if prompt_rows == 0:
-            self.decode_step_ms[decode_rows] = self.decode_step_ms.get(decode_rows, Timing()).add(ms)
+            self._add(self.decode_step_ms, decode_rows, ms)
             return
         if drew:
             ms = max(ms - step_ms(self.decode_step_ms, decode_rows + 1), _LEAST * ms)
         table = self.prefill_beside_decode_token_ms if decode_rows else self.prefill_token_ms
         key, weight = length_bucket(longest_prompt), min(1.0, prompt_rows / _SMALLEST_BUCKET)
-        table[key] = table.get(key, Timing()).add(ms / prompt_rows, weight)
+        self._add(table, key, ms / prompt_rows, weight)
 
-    def forget_times(self) -> None:
-        """What was measured so far says nothing of what comes."""
-        for table in (self.decode_step_ms, self.prefill_token_ms, self.prefill_beside_decode_token_ms):
-            table.clear()
+    def _add(self, table: dict[int, Timing], key: int, ms: float, weight: float = 1.0) -> None:
+        known = table.get(key, Timing())
+        table[key] = known.least(ms, weight) if self.warming else known.add(ms, weight)
 
 
 def step_ms(timings: Mapping[int, Timing], lanes: int) -> float:
@@ -126,6 +136,17 @@ def prompts_ms(timings: Sequence[tuple[int, Timing]], prompts: Sequence[tuple[in
         at = next((timing for longest, timing in timings if length <= longest), timings[-1][1] if timings else Timing())
         total += tokens * at.recent_ms
     return total
+
+
+def turnover(running: Sequence[int], waiting: Sequence[int], lanes: int) -> int:
+    """Decode steps until there is a lane for one more job, behind those that wait. Of both: steps each may take."""
+    if len(running) + len(waiting) < lanes:
+        return 0
+    ends = [0] * (lanes - len(running)) + sorted(running)
+    heapify(ends)
+    for steps in waiting:
+        heapreplace(ends, ends[0] + steps)
+    return ends[0]
 
 
 def ahead_ms(found: Measurements, coming: Sequence[int], budget: int) -> float:

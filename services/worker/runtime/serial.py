@@ -57,7 +57,7 @@ class SerialLoop:
         self._pending = 0
         """Tokens the running job has still to feed before its next one is drawn."""
         self._closing = False
-        self._meter = Meter()
+        self._meter = Meter(warming=True)
         self._thread = threading.Thread(target=self._run, name="serial-loop", daemon=True)
 
     def start(self) -> None:
@@ -106,10 +106,10 @@ class SerialLoop:
                 pending_prompts=(*reading, *waiting),
             )
 
-    def forget_times(self) -> None:
-        """Measures times anew; counters go on."""
+    def warmed(self) -> None:
+        """What runs from now on is work: see `measurements`."""
         with self._wake:
-            self._meter.forget_times()
+            self._meter.warming = False
 
     def close(self, timeout_s: float = 30.0) -> None:
         """Ends the loop at the next step; whatever it held ends with Quiesced. Raises TimeoutError."""
