@@ -45,6 +45,7 @@ from services.worker.runtime.measurements import (
     prompts_ms,
     step_ms,
     turnover,
+    whole_prompts,
 )
 from services.worker.runtime.sampling import Sampling
 from services.worker.runtime.serial import SerialLoop
@@ -230,7 +231,7 @@ class DeviceRuntime:
     def prefill(self) -> Sequence[PrefillCost]:
         """By length; from iterations without decoding lanes where there were some."""
         timings = prefill_timings(self._loop.measurements())
-        return tuple(PrefillCost(length, timing.recent_ms) for length, timing in timings)
+        return tuple(PrefillCost(length, ms_per_token) for length, ms_per_token in whole_prompts(timings))
 
     def decode(self) -> Sequence[DecodeCost]:
         """By decoding lanes."""

@@ -13,6 +13,7 @@ from services.worker.runtime.measurements import (
     prompts_ms,
     step_ms,
     turnover,
+    whole_prompts,
 )
 
 STEP, ROW = 8.0, 0.1
@@ -134,3 +135,20 @@ def test_of_the_warm_up_the_quickest_counts_and_then_the_mean_of_late() -> None:
     for _ in range(20):
         meter.iteration(45.0, 0, 300, 300, drew=False)
     assert meter.prefill_token_ms[512].recent_ms == pytest.approx(0.15, rel=0.05)
+
+
+@pytest.mark.parametrize("length", [300, 512, 700, 1_024, 1_300, 2_048])
+def test_a_prompt_is_as_dear_as_its_rows_at_their_own_contexts(length: int) -> None:
+    """Rows far behind cost several times as much as the first ones, as with attention on a small model."""
+    meter = Meter()
+    for end in (512, 1_024, 1_536, 2_048) * 20:
+        meter.iteration(512 * end / 10_000, 0, 512, end, drew=False)
+    timings = prefill_timings(Measurements(prefill_token_ms=meter.prefill_token_ms))
+    price = next(ms for longest, ms in whole_prompts(timings) if length <= longest)
+    exact = sum(min(512, length - start) * (start + 512) / 10_000 for start in range(0, length, 512))
+    assert prompts_ms(timings, [(length, length)]) == pytest.approx(exact, rel=0.15)
+    assert prompts_ms(timings, [(100, length)]) >= prompts_ms(timings, [(100, 100)])
+    if length in (512, 1_024, 2_048):
+        assert price * length == pytest.approx(exact, rel=0.1)
+    else:
+        assert 0.99 * exact < price * length < 1.3 * exact, "by the price of its last rows it would be up to twice"

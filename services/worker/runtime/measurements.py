@@ -129,13 +129,27 @@ def prefill_timings(found: Measurements) -> list[tuple[int, Timing]]:
     return sorted({**found.prefill_beside_decode_token_ms, **found.prefill_token_ms}.items())
 
 
+def rows_ms(timings: Sequence[tuple[int, Timing]], start: int, end: int) -> float:
+    """Of a prompt's rows [start, end): each at the price of its own context, those behind the last bucket at its."""
+    total, at = 0.0, start
+    for place, (longest, timing) in enumerate(timings):
+        to = end if place == len(timings) - 1 else min(end, longest)
+        total += max(0, to - at) * timing.recent_ms
+        at = max(at, to)
+    return total
+
+
+def whole_prompts(timings: Sequence[tuple[int, Timing]]) -> list[tuple[int, float]]:
+    """Ms a token of whole prompts up to these lengths, half a bucket each: what is told of prices. A long one's first
+    rows are cheaper than its last, and by the price of the last all of it would seem to take up to twice as long.
+    """
+    edges = sorted({edge for longest, _ in timings for edge in (longest * 3 // 4, longest)})
+    return [(edge, rows_ms(timings, 0, edge) / edge) for edge in edges]
+
+
 def prompts_ms(timings: Sequence[tuple[int, Timing]], prompts: Sequence[tuple[int, int]]) -> float:
     """Of all rows of these prompts: (tokens still to be fed, length they lead to)."""
-    total = 0.0
-    for tokens, length in prompts:
-        at = next((timing for longest, timing in timings if length <= longest), timings[-1][1] if timings else Timing())
-        total += tokens * at.recent_ms
-    return total
+    return sum(rows_ms(timings, length - tokens, length) for tokens, length in prompts)
 
 
 def turnover(running: Sequence[int], waiting: Sequence[int], lanes: int) -> int:
