@@ -1,9 +1,9 @@
 """The receiving end of the frames' bench, and its rounds: `python -m prove.frame_bench ROUNDS UNITS PACED`.
 
 Everything stands before the first round: the bare streams, one and eight; a pool with one tunnel, another with eight, a
-thousand routes on each, each with its consumer. Then they send in turn, in each of the shapes, the order changing, and
-again at a pace for their latency. Prints one line of JSON: by shape and line and round, units per second; by line and
-round, the p50 of the latencies in milliseconds.
+thousand routes on each, each with its listener, as the router has them. Then they send in turn, in each of the shapes,
+the order changing, and again at a pace for their latency. Prints one line of JSON: by shape and line and round, units
+per second; by line and round, the p50 of the latencies in milliseconds.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import uvloop
 from libs.pool.knobs import FloorMode, PoolPolicy
 from libs.pool.model import CellTarget, Endpoint
 from libs.pool.pool import TunnelPool
-from libs.tunnel import Carrier, FrameKind, Registry, Route, RouteClosedError
+from libs.tunnel import Carrier, FrameKind, Registry
 from libs.tunnel.frames import encode
 from libs.tunnel.grpc_carrier import dial
 from prove.frame_server import CONFIG, PAYLOAD_BYTES, STAMP, STREAM
@@ -99,7 +99,7 @@ class Bare:
 
 
 class Pooled:
-    """Tunnels of a pool, and a consumer for each of their routes."""
+    """Tunnels of a pool, and a listener for each of their routes."""
 
     def __init__(self, pool: TunnelPool, registry: Registry) -> None:
         self._pool, self._registry = pool, registry
@@ -128,18 +128,13 @@ class Pooled:
         assert self._registry.counters.frames_received - frames >= self._due // shape.most
         return took, self._latencies
 
-    async def consume(self, route: Route) -> None:
-        """What comes on one route, to its end."""
-        try:
-            while True:
-                payloads = await route.receive_all()
-                self._received += len(payloads)
-                if self._stamped:
-                    self._latencies += map(_age_ms, payloads)
-                if self._received >= self._due:
-                    self._whole.set()
-        except RouteClosedError:
-            return
+    def consume(self, payloads: list[bytes]) -> None:
+        """What comes on one route, as the router listens to it."""
+        self._received += len(payloads)
+        if self._stamped:
+            self._latencies += map(_age_ms, payloads)
+        if self._received >= self._due:
+            self._whole.set()
 
 
 def _age_ms(message: bytes) -> float:
@@ -174,17 +169,13 @@ async def tunnelled(address: str, count: int) -> AsyncIterator[Pooled]:
         pool.observe([Endpoint("w", address, ("A",))], 1)
         await until(lambda: len(pool.writers()) == count)
         made = Pooled(pool, registry)
-        consumers = []
         for number in range(ROUTES):
             route = await pool.bind(CellTarget("A"), b"open")
-            consumers.append(asyncio.create_task(made.consume(route)))
+            route.listen(made.consume)
             if number % 50 == 0:
                 await until(lambda: not any(writer.tunnel.writer.waiting_items for writer in pool.writers()))
         assert all(writer.tunnel.routes for writer in pool.writers())
         yield made
-        for consumer in consumers:
-            consumer.cancel()
-        await asyncio.gather(*consumers, return_exceptions=True)
 
 
 async def rounds(count: int, units: int, paced: int) -> dict[str, dict[str, list[float]]]:

@@ -1,7 +1,7 @@
 """Frames through tunnels beside a bare bidirectional stream of the same bytes: how many a second, and how late.
 
 Two processes on the services' event loop, one that sends and one that receives into a thousand routes, each with its
-consumer. Three shapes, for a tunnel makes one frame of what a turn of the loop has: *single*, a frame for each payload,
+listener. Three shapes, for a tunnel makes one frame of what a turn of the loop has: *single*, a frame for each payload,
 beside a message of the frame's bytes; *payload*, frames as the tunnel makes them, counted by the payloads they carry,
 beside a message for each payload; *full*, frames of exactly eight lanes, beside a message of the frame's bytes.
 Everything stands at once and takes turns.

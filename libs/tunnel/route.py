@@ -1,7 +1,8 @@
 """A route: one exchange on a tunnel, the same object at either end.
 
-Inbound payloads wait in a bounded, merging channel for one consumer (``receive``, or ``async for``). Outbound there
-are three ways, by what a full command channel should mean: ``try_send`` refuses (an offer goes to the next
+Inbound payloads wait in a bounded, merging channel for one consumer: a task that waits (``receive``, or ``async for``),
+or a listener that is called (``listen``), which costs a fraction where many routes get little each. Outbound there are
+three ways, by what a full command channel should mean: ``try_send`` refuses (an offer goes to the next
 candidate), ``send`` waits with a deadline, ``post`` never refuses and never waits (a worker's deltas): it keeps and
 merges payloads within the route's own bounds, past which the route alone is dropped with RESOURCE_EXHAUSTED.
 
@@ -21,6 +22,8 @@ from .errors import ChannelFullError, Closed, CloseReason, RouteClosedError, Tun
 from .writer import Sent, Writer
 
 OnClosed = Callable[["Route", Closed], None]
+# Given what has come, oldest first; nothing once the route has ended and all of it was given.
+Listener = Callable[[list[bytes]], None]
 
 
 class Owner(Protocol):
@@ -35,6 +38,10 @@ class Owner(Protocol):
     def now(self) -> float: ...
 
     def end_route(self, route: "Route", closed: Closed) -> None: ...
+
+    def ring(self, route: "Route") -> None:
+        """Call ``route.hear`` in the loop's next turn, with all others that rang."""
+        ...
 
 
 class Permit:
@@ -55,7 +62,10 @@ class Permit:
 class Route:
     """See the module. Created by ``Tunnel.open`` or handed to the accept handler; one consumer, many senders."""
 
-    __slots__ = ("_first", "_owner", "_waiter", "closed", "conn_id", "inbound", "on_closed", "outbound", "permit")
+    __slots__ = (
+        "_first", "_listener", "_owner", "_rung", "_waiter", "closed", "conn_id", "inbound", "on_closed", "outbound",
+        "permit",
+    )  # fmt: skip
 
     def __init__(
         self, conn_id: int, owner: Owner, limits: ChannelLimits, merge: Merge, max_payload: int, permit: Permit
@@ -63,6 +73,9 @@ class Route:
         self.conn_id = conn_id
         self._owner = owner
         self._waiter: asyncio.Future[None] | None = None
+        self._listener: Listener | None = None
+        # The listener's turn is on its way.
+        self._rung = False
         self._first = Sent()
         self.inbound = Channel(limits, merge, max_payload)
         self.outbound = Channel(limits, merge, max_payload)
@@ -136,6 +149,36 @@ class Route:
             await self._arrival(timeout_s)
         return payloads
 
+    def listen(self, listener: Listener) -> None:
+        """Call ``listener`` with all that has come, in the turn after it came, instead of waking a task.
+
+        It is the same turn for all routes of the tunnel, so that the lanes of a frame cost one wake-up. The listener
+        must return at once; one that raises ends the route with CANCELLED. It is called no more after ``hush``, or once
+        it was given nothing, for then the route has ended.
+        """
+        if self._listener is not None or (self._waiter is not None and not self._waiter.done()):
+            raise RuntimeError(f"route {self.conn_id} has a consumer already")
+        self._listener = listener
+        if len(self.inbound) or self.closed is not None:
+            self._wake()
+
+    def hush(self) -> None:
+        """Call the listener no more; what waits and what comes is for ``receive`` again. Idempotent."""
+        self._listener = None
+
+    def hear(self) -> None:
+        """Tunnel only: the listener's turn."""
+        self._rung = False
+        listener = self._listener
+        if listener is None:
+            return
+        payloads = self.inbound.take_all()
+        if payloads:
+            listener(payloads)
+        if self.closed is not None and self._listener is not None:
+            self._listener = None
+            listener([])
+
     def close(self, reason: CloseReason = CloseReason.DONE, detail: str = "") -> None:
         """End the route here and tell the peer, behind everything sent before; idempotent."""
         if self.closed is None:
@@ -169,6 +212,9 @@ class Route:
             self._waiter = None
             if not waiter.done():
                 waiter.set_result(None)
+        elif self._listener is not None and not self._rung:
+            self._rung = True
+            self._owner.ring(self)
         return put
 
     def finish(self, closed: Closed, keep: bool) -> bool:
@@ -195,12 +241,15 @@ class Route:
         waiter, self._waiter = self._waiter, None
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
+        elif self._listener is not None and not self._rung:
+            self._rung = True
+            self._owner.ring(self)
 
     def _arrival(self, timeout_s: float | None) -> asyncio.Future[None]:
         """To be awaited: something comes, or the route ends. A plain future, for this is once per payload."""
         if self.closed is not None:
             raise RouteClosedError(self.conn_id, self.closed)
-        if self._waiter is not None and not self._waiter.done():
+        if self._listener is not None or (self._waiter is not None and not self._waiter.done()):
             raise RuntimeError(f"route {self.conn_id} has a consumer already")
         loop = asyncio.get_running_loop()
         self._waiter = waiter = loop.create_future()

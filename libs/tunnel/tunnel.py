@@ -97,6 +97,7 @@ class Tunnel:
         self._stop = asyncio.Event()
         self._up = asyncio.Event()
         self._ack_timer: asyncio.TimerHandle | None = None
+        self._rung: list[Route] = []
 
     @property
     def tunnel_id(self) -> int:
@@ -234,6 +235,12 @@ class Tunnel:
         if closed.reason is CloseReason.RESOURCE_EXHAUSTED and not closed.by_peer and dropped is not None:
             call_user(self._counters, dropped, route.conn_id, closed.reason)
 
+    def ring(self, route: Route) -> None:
+        """The route's listener has something to hear: in the next turn, with all others that rang."""
+        self._rung.append(route)
+        if len(self._rung) == 1:
+            asyncio.get_running_loop().call_soon(self._answer)
+
     def schedule_ack(self, at_once: bool) -> None:
         """A data or close frame came in: acknowledge now, or within the delay."""
         if at_once:
@@ -242,6 +249,13 @@ class Tunnel:
             self._ack_timer = asyncio.get_running_loop().call_later(self.config.ack_delay_s, self._ack_late)
 
     # The tunnel's own.
+
+    def _answer(self) -> None:
+        rung, self._rung = self._rung, []
+        for route in rung:
+            if not call_user(self._counters, route.hear):
+                route.hush()
+                self.end_route(route, Closed(CloseReason.CANCELLED, "the listener failed"))
 
     def _ack_late(self) -> None:
         self._ack_timer = None

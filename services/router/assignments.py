@@ -3,9 +3,10 @@
 The pool chooses the tunnel. Where it has none that leads to the process, it waits as its policy says, at most until the
 machine has given the offer up, or has the assignment go over a call of its own.
 
-A small task per route hands replies, deltas and results to the machine. A route that ends without a result is a
-dropped route. What arrives is handed over in the loop's next turn, and a tunnel takes several to end: a result that
-came in with its last bytes still counts.
+A listener of each route hands replies and deltas to the machine: all that one frame holds, for whichever routes, in one
+turn. A small task per route waits beside it, for a result to be in order and for the end of the route. A route that
+ends without a result is a dropped route. What arrives is handed over in the loop's next turn, and a tunnel takes
+several to end: a result that came in with its last bytes still counts.
 
 The tunnels of a process that dies break one after the other. So a route that was lost with its tunnel is dropped only
 `settle_s` later: until then it may turn out that the process is lost, and a resume over the next tunnel would have been
@@ -198,33 +199,66 @@ class Assignments:
         self._drop(carried, "the direct call ended without a result")
 
     async def _hear(self, carried: _Carried, route: Route) -> None:
-        while True:
-            try:
-                # Ends with the route at the latest: its tunnel watches the peer.
-                payloads = await route.receive_all()
-            except RouteClosedError as error:
-                if error.closed.reason is CloseReason.PEER_LOST:
-                    with suppress(TimeoutError):
-                        async with asyncio.timeout(self.settle_s):
-                            await carried.told.wait()
-                self._drop(carried, f"route closed: {error.closed.reason.label} {error.closed.detail}".rstrip())
+        """Until the route has ended, or nothing more is wanted of it."""
+        behind: list[bytes] = []
+        # Ends with the route at the latest: its tunnel watches the peer.
+        while (result := await self._overhear(carried, route, behind)) is not None:
+            await self._in_order(carried, result)
+            if carried.over:
                 return
-            for payload in payloads:
-                if not await self._take(carried, payload):
-                    return
+        closed = route.closed
+        if closed is None:
+            return
+        if closed.reason is CloseReason.PEER_LOST:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self.settle_s):
+                    await carried.told.wait()
+        self._drop(carried, f"route closed: {closed.reason.label} {closed.detail}".rstrip())
 
-    async def _take(self, carried: _Carried, payload: bytes) -> bool:
-        """One message; False if nothing more is wanted of the route."""
+    async def _overhear(self, carried: _Carried, route: Route, behind: list[bytes]) -> Result | None:
+        """Hands messages to the machine as they come, up to a result, which may have to wait: what came ``behind`` it
+        waits too. None: none is to come.
+        """
+        found: asyncio.Future[Result | None] = asyncio.get_running_loop().create_future()
+
+        def heard(payloads: list[bytes]) -> None:
+            if found.done():
+                return
+            try:
+                for index, payload in enumerate(payloads, 1):
+                    value = self._decoded(carried, payload)
+                    if isinstance(value, Result):
+                        behind[:] = payloads[index:]
+                        found.set_result(value)
+                        break
+                    if value is None or not self._heard(carried, value):
+                        found.set_result(None)
+                        break
+                else:
+                    if payloads:
+                        return
+                    found.set_result(None)  # the route has ended
+            except Exception as error:
+                found.set_exception(error)  # for the task, whose owner must hear of it
+            route.hush()
+
+        if behind:
+            heard(behind.copy())
+        if not found.done():
+            route.listen(heard)
         try:
-            value = self._codec.decode(payload)
+            return await found
+        finally:
+            route.hush()
+
+    def _decoded(self, carried: _Carried, payload: bytes) -> TunnelValue | None:
+        """None: it was refused, and the assignment dropped."""
+        try:
+            return self._codec.decode(payload)
         except WireError as error:
             log.warning("message of a worker refused", worker=carried.worker, reason=error.reason)
             self._drop(carried, f"a message was refused: {error.reason}")
-            return False
-        if isinstance(value, Result):
-            await self._in_order(carried, value)
-            return not carried.over
-        return self._heard(carried, value)
+            return None
 
     async def _in_order(self, carried: _Carried, result: Result) -> None:
         """A result, once the heartbeat before it was heard."""
