@@ -61,11 +61,13 @@ class Writer:
         self._idle: asyncio.Future[None] | None = None
         self._space = asyncio.Event()
         self._space.set()
-        self._data: deque[tuple[int, bytes, Sent | None]] = deque()
+        self._data: deque[Item] = deque()
         self._data_bytes = 0
         # Positions in the command channel's history: a close may go once everything before it was taken.
         self._queued = 0
         self._taken = 0
+        # Of those that are followed, each with its position.
+        self._followed: deque[tuple[int, Sent]] = deque()
         self._closes: deque[tuple[int, int, bytes]] = deque()
         self._backlog: dict[Backlogged, None] = {}
         self._pongs: deque[bytes] = deque()
@@ -116,9 +118,11 @@ class Writer:
                 self._counters.degraded[Degraded.CHANNEL_FULL] += 1
             raise ChannelFullError(len(data), self._data_bytes)
         # As `_append`, which costs a call: this is once per payload.
-        data.append((conn_id, payload, sent))
+        data.append((conn_id, payload))
         self._data_bytes += size
         self._queued += 1
+        if sent is not None:
+            self._followed.append((self._queued, sent))
         if self._idle is not None:
             self._wake()
 
@@ -144,7 +148,7 @@ class Writer:
         if route is not None and route in self._backlog:
             del self._backlog[route]
             for waiting in route.outbound.take_all():
-                self._append(conn_id, waiting, None)
+                self._append(conn_id, waiting)
         self._closes.append((self._queued, conn_id, payload))
         self._wake()
 
@@ -252,25 +256,30 @@ class Writer:
         return items
 
     def _take_data(self) -> list[Item]:
-        items: list[Item] = []
         room = self._config.max_frame_bytes - FRAME_OVERHEAD
         max_items = self._config.max_items
-        data = self._data
-        # The frame's number is taken right after; nothing runs in between.
-        seq = self.window.last_sent + 1
-        taken = 0
-        while data and len(items) < max_items:
-            size = len(data[0][1])
-            room -= size + ITEM_OVERHEAD
-            if room < 0:
-                break
-            conn_id, payload, sent = data.popleft()
-            taken += size
-            if sent is not None:
-                sent.seq = seq
-            items.append((conn_id, payload))
-        self._data_bytes -= taken
+        data, whole = self._data, self._data_bytes + len(self._data) * ITEM_OVERHEAD
+        if whole <= room and len(data) <= max_items:
+            items = list(data)
+            data.clear()
+            self._data_bytes = 0
+            room -= whole
+        else:
+            items = []
+            taken = 0
+            while data and len(items) < max_items:
+                size = len(data[0][1])
+                room -= size + ITEM_OVERHEAD
+                if room < 0:
+                    break
+                taken += size
+                items.append(data.popleft())
+            self._data_bytes -= taken
         self._taken += len(items)
+        followed = self._followed
+        while followed and followed[0][0] <= self._taken:
+            # The frame's number is taken right after; nothing runs in between.
+            followed.popleft()[1].seq = self.window.last_sent + 1
         if not data:
             self._take_backlog(items, room)
         if not self._space.is_set() and not self._backlog and self._half_empty():
@@ -299,8 +308,8 @@ class Writer:
         if idle is not None and not idle.done():
             idle.set_result(None)
 
-    def _append(self, conn_id: int, payload: bytes, sent: Sent | None) -> None:
-        self._data.append((conn_id, payload, sent))
+    def _append(self, conn_id: int, payload: bytes) -> None:
+        self._data.append((conn_id, payload))
         self._data_bytes += len(payload)
         self._queued += 1
         self._wake()
