@@ -45,6 +45,13 @@ class Side(enum.Enum):
     ACCEPTING = "accepting"
 
 
+def _hear_all(rung: list[Route]) -> None:
+    """From the last to the first; what is left when a listener fails ends with its route."""
+    while rung:
+        rung[-1].hear()
+        rung.pop()
+
+
 def _ignore_control(_tunnel: "Tunnel", _payload: bytes) -> None:
     """For ends that have no control messages."""
 
@@ -252,10 +259,11 @@ class Tunnel:
 
     def _answer(self) -> None:
         rung, self._rung = self._rung, []
-        for route in rung:
-            if not call_user(self._counters, route.hear):
-                route.hush()
-                self.end_route(route, Closed(CloseReason.CANCELLED, "the listener failed"))
+        rung.reverse()
+        while not call_user(self._counters, _hear_all, rung):
+            failed = rung.pop()
+            failed.hush()
+            self.end_route(failed, Closed(CloseReason.CANCELLED, "the listener failed"))
 
     def _ack_late(self) -> None:
         self._ack_timer = None
