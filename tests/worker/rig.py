@@ -32,7 +32,7 @@ from libs.controller.wire import TunnelCodec
 from libs.service.channel import open_channel
 from libs.service.grpc_server import GrpcServer
 from libs.service.transport import Transport
-from libs.tunnel import Closed, CloseReason, Handlers, Registry, Route, RouteClosedError, Side, Tunnel
+from libs.tunnel import Closed, CloseReason, Handlers, Registry, Route, RouteClosedError, Side, Tunnel, TunnelConfig
 from libs.tunnel.grpc_carrier import dial, with_attach
 from services.worker.assembly import Handlers as ByteHandlers
 from services.worker.assembly import Place, Unstored, Worker, echo_engine
@@ -245,7 +245,7 @@ class Router:
 
 
 @asynccontextmanager
-async def routing(running: Running, router: str = "") -> AsyncIterator[Router]:
+async def routing(running: Running, router: str = "", config: TunnelConfig | None = None) -> AsyncIterator[Router]:
     """A tunnel to the worker, ready; closed in order at the end."""
     end = Router(running)
     channel = open_channel(running.target, Transport())
@@ -256,7 +256,8 @@ async def routing(running: Running, router: str = "") -> AsyncIterator[Router]:
             on_control=end.control,
             on_tunnel_lost=lambda _tunnel, closed: setattr(end, "lost", closed),
         )
-        end.tunnel = Tunnel(dial(channel, running.target, SERVICE, metadata=metadata), registry, Side.DIALING, handlers)
+        carrier = dial(channel, running.target, SERVICE, metadata=metadata)
+        end.tunnel = Tunnel(carrier, registry, Side.DIALING, handlers, config)
         life = asyncio.create_task(end.tunnel.run())
         await end.tunnel.ready(5.0)
         try:

@@ -11,7 +11,7 @@ from libs.contracts.segue.v1 import common_pb2, worker_pb2
 from libs.controller.protocol import Cancel, DeclineReason, FinishReason, ResultStatus, Tier
 from libs.controller.worker_table import Phase
 from libs.service.errors import read_error
-from libs.tunnel import CloseReason
+from libs.tunnel import ChannelLimits, CloseReason, TunnelConfig
 from services.worker.echo.model import echo_token
 from tests.worker.rig import EPOCH, SALT, Exchange, Router, Running, routing, running, until
 
@@ -168,7 +168,9 @@ async def test_one_iteration_of_many_assignments_is_one_frame() -> None:
 
 
 async def test_a_slow_tunnel_gets_merged_deltas_and_misses_none() -> None:
-    async with running(echo_decode_ms=0.0) as worker, routing(worker) as router:
+    # As long as a busy machine takes for them, or the router would give the route up.
+    patient = TunnelConfig(route=ChannelLimits(congested_s=20.0))
+    async with running(echo_decode_ms=0.0) as worker, routing(worker, config=patient) as router:
         exchange = await router.offer(PROMPT, 2_000)
         await exchange.accepted()
         await until(lambda: not len(worker.worker.interpreter.machine), within=20)
