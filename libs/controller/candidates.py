@@ -83,10 +83,12 @@ def plan(
     avoid: Sequence[str] = (),
     knobs: PolicyKnobs | None = None,
     herd: Herd | None = None,
+    first: int | None = None,
 ) -> Plan:
     """Ranked candidates, at most `knobs.ranked`, or the obstacle. `variants` in the name's order; empty = unknown.
 
-    `knobs`: the fleet's by default; `herd`: where the request was held before.
+    `knobs`: the fleet's by default; `herd`: where the request was held before; `first`: only so many of the ranked are
+    made, for who asks for no more.
     """
     if not variants:
         detail = f"model {request.model!r} is not known: list the served names with ListModels"
@@ -110,14 +112,14 @@ def plan(
     best = policy.order(request.request_id, scores, knobs, draw)
     hold, leads = None, False
     if best:
-        first, chosen = ways[best[0]]
-        asked = first.asked()
-        every = next(found.found for one, found in made if one is first)
-        chain = first.entry.chain
+        planning, chosen = ways[best[0]]
+        asked = planning.asked()
+        every = next(found.found for one, found in made if one is planning)
+        chain = planning.entry.chain
         leads, dealt = holding.leads(asked, chosen, chain.full_end), None
         if leads and draw.name:
             fleet.herds.leads(request.request_id, draw.name)
-        if holding.worth_asking(first.prefixes, herd):
+        if holding.worth_asking(planning.prefixes, herd):
             hold = holding.hold(asked, chosen, every)
             dealt = holding.drawn(asked, chosen, every)
         if herd is None and len(fleet.herds):
@@ -135,7 +137,7 @@ def plan(
     pruned["rank"] += sum([len(found.found) for _, found in made]) - len(best)
     counts = tuple([Pruned(reason, pruned[reason]) for reason in sorted(pruned) if pruned[reason]])
     if best:
-        ranked = tuple([ways[index][0].option(ways[index][1]) for index in best])
+        ranked = tuple([ways[index][0].option(ways[index][1]) for index in best[:first]])
         return Plan(ranked, counts, hold=hold, leads=leads, draw=draw)
     return Plan(pruned=counts, obstacle=_obstacle(request, variants, served))
 

@@ -107,7 +107,8 @@ class Segue(Policy):
         # Nothing reads the tokens: the chain is given, and no worker advertises a tail.
         tokens = cast("tuple[int, ...]", range(request.input_tokens))
         asked = GenerationRequest(name, "m", tokens, request.input_tokens, max(1, request.output_tokens))
-        blocks = [self._block(one) for one in request.blocks]
+        known, block_of = self._blocks.get, self._block
+        blocks = [known(one) or block_of(one) for one in request.blocks]
         links = self._chain(request, blocks)
         nodes: list[Node] = []
         for block, link in zip(blocks, links, strict=False):  # a last block of one token is in no chain
@@ -116,7 +117,7 @@ class Segue(Policy):
                 break
             nodes.append(node)
         entry = candidates.Variant(_MODEL, chains.Chain(_ROOT, 0, links), tuple(nodes))
-        plan = candidates.plan(asked, (entry,), self.fleet, now)
+        plan = candidates.plan(asked, (entry,), self.fleet, now, first=1)
         best = plan.ranked[0].candidate
         assignment = AssignmentId(name, 1)
         self.fleet.account(Booked(assignment, best), now)
@@ -125,9 +126,9 @@ class Segue(Policy):
         return self._numbers[best.worker]
 
     def heard(self, sample: Sample, now: float) -> None:
-        bit, block_of = self._bits[sample.worker], self._block
+        bit, known, block_of = self._bits[sample.worker], self._blocks.get, self._block
         for number, there in sample.ssd:
-            block = block_of(number)
+            block = known(number) or block_of(number)
             if bool(block.disks & bit) != there:
                 block.disks = block.disks ^ bit if block.disks else bit
         self.fleet.observe(Observed(self._heartbeat(sample), False, True), now)
@@ -186,24 +187,24 @@ class Segue(Policy):
     def _heartbeat(self, sample: Sample) -> Heartbeat:
         worker, costs, factors = sample.worker, self._costs, sample.factors
         self._sequence[worker] += 1
-        name, model, block_of = self._names[worker], _MODEL.fingerprint, self._block
+        name, model, known, block_of = self._names[worker], _MODEL.fingerprint, self._blocks.get, self._block
         coming, stale = self._coming[worker], costs.stale_ms
         resident = [
-            Resident(block_of(block).name, BLOCK_TOKENS, _INFLIGHT, model, max(0.0, there - stale))
+            Resident((known(block) or block_of(block)).name, BLOCK_TOKENS, _INFLIGHT, model, max(0.0, there - stale))
             for block, there in sample.coming
         ]
         gone: list[Gone] = []
         for tier, changes in ((_GPU, sample.device), (_RAM, sample.ram)):
             for block, there in changes:
                 if there:
-                    resident.append(Resident(block_of(block).name, BLOCK_TOKENS, tier, model))
+                    resident.append(Resident((known(block) or block_of(block)).name, BLOCK_TOKENS, tier, model))
                 else:
-                    gone.append(Gone(block_of(block).name, tier))
+                    gone.append(Gone((known(block) or block_of(block)).name, tier))
         for block, there in sample.device:
             if block in coming:
                 coming.remove(block)
                 if not there:
-                    gone.append(Gone(block_of(block).name, _INFLIGHT))
+                    gone.append(Gone((known(block) or block_of(block)).name, _INFLIGHT))
         coming.update([block for block, _ in sample.coming])
         return Heartbeat(
             worker=name,
