@@ -142,13 +142,6 @@ class Route:
             await self._arrival(timeout_s)
         return inbound.take()
 
-    async def receive_all(self, timeout_s: float | None = None) -> list[bytes]:
-        """All payloads that wait, at least one. Raises like ``receive``."""
-        take_all = self.inbound.take_all
-        while not (payloads := take_all()):
-            await self._arrival(timeout_s)
-        return payloads
-
     def listen(self, listener: Listener) -> None:
         """Call ``listener`` with all that has come, in the turn after it came, instead of waking a task.
 

@@ -68,16 +68,14 @@ async def tunnelled() -> tuple[float, float]:
         received = 0
         done = asyncio.Event()
 
-        async def consume(route: Route) -> None:
+        def consume(payloads: list[bytes]) -> None:
             nonlocal received
-            while True:
-                payloads = await route.receive_all()
-                received += len(payloads)
-                if received >= expected:
-                    done.set()
+            received += len(payloads)
+            if received >= expected:
+                done.set()
 
-        consumers = [asyncio.create_task(consume(route)) for route in near]
-        await asyncio.sleep(0)
+        for route in near:
+            route.listen(consume)
         before = registry.counters.frames_received
         started = time.perf_counter()
         for first in range(0, expected, ITEMS_PER_FRAME):
@@ -89,9 +87,6 @@ async def tunnelled() -> tuple[float, float]:
             await done.wait()
         elapsed = time.perf_counter() - started
         frames = registry.counters.frames_received - before
-        for consumer in consumers:
-            consumer.cancel()
-        await asyncio.gather(*consumers, return_exceptions=True)
         for route in near:
             route.close()
         await registry.wait_rest(LIMIT_S)
