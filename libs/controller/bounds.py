@@ -86,10 +86,10 @@ class Prefixes:
     def _find_resident(self, chain: chains.Chain, keys: Sequence[int], index: ResidencyIndex) -> list[tuple[str, int]]:
         """Returns the chunks where somebody's run ends."""
         runs: list[tuple[str, int]] = []
-        moving = bool(index.coming or index.assumed)
+        gpu, ram, coming, assumed = index.gpu.get, index.ram, index.coming, index.assumed
         seen, last, remembered = 0, 0, False
         for node, key in zip(reversed(chain.chunks), reversed(keys), strict=True):
-            holders = index.gpu.get(key, 0)
+            holders = gpu(key, 0)
             if holders is not last and holders:
                 last = holders
                 fresh = holders & ~seen
@@ -98,11 +98,11 @@ class Prefixes:
                     self.names[node.end] = node.hash
                     seen |= fresh
                     runs.append((node.hash, node.end))
-            if not remembered and key in index.ram:
+            if not remembered and key in ram:
                 remembered = True
                 if not runs or runs[-1][1] != node.end:
                     runs.append((node.hash, node.end))
-            if moving:
+            if key in coming or key in assumed:
                 for slot, arrival in index.arrivals(key):
                     self._note(slot, node.end, node.hash, arrival)
         return runs
@@ -173,7 +173,7 @@ def considered(
     others. `fixed`: by tier, of first tokens; `drawn_by`: the name by which near ties are drawn.
     """
     if int(np.count_nonzero(able)) <= _UNBOUNDED:
-        return Verdict([(0.0, slot) for slot in np.nonzero(able)[0].tolist()], {})
+        return Verdict([(0.0, slot) for slot in able.nonzero()[0].tolist()], {})
     near = able & (own > 0)
     far = able ^ near
     out: dict[str, int] = {}
@@ -192,7 +192,7 @@ def considered(
             out["bound"] = out.get("bound", 0) + over
             slots = _least(np.where(group, bound, np.inf), table.hashes, drawn_by, most, knobs)
         else:
-            slots = np.nonzero(group)[0]
+            slots = group.nonzero()[0]
         chosen += zip(bound[slots].tolist(), slots.tolist(), strict=True)
     return Verdict(sorted(chosen), out)
 
@@ -225,12 +225,12 @@ def _least(bounds: Floats, names: Hashes, drawn_by: str, most: int, knobs: Polic
     """The slots of the `most` least, of which there are more; where more are within the band of the least, those the
     near-tie draw prefers. Who is not asked for is infinitely far.
     """
-    near = np.nonzero(bounds <= policy.band_ms(float(bounds.min()), knobs))[0]
+    near = (bounds <= policy.band_ms(float(np.minimum.reduce(bounds)), knobs)).nonzero()[0]
     taken = near[:0]
     if len(near) <= most:
         last = np.partition(bounds, most - 1)[most - 1]
-        taken = np.nonzero(bounds < last)[0]
-        near = np.nonzero(bounds == last)[0]
+        taken = (bounds < last).nonzero()[0]
+        near = (bounds == last).nonzero()[0]
         most -= len(taken)
     if len(near) > most:
         draws = _mixed(names[near] ^ np.uint64(policy.name_hash(drawn_by)))

@@ -268,9 +268,7 @@ class _Planning:
         if tail is not None and ends_in_tail:
             links.append(places.link(tail))
         else:
-            links += [
-                places.bare(bare.hash, bare.parent, bare.start, bare.end) for bare in entry.chain.chunks[len(known) :]
-            ]
+            links += places.bare(entry.chain.chunks[len(known) :])
         return links
 
     def worker(self, way: Way) -> str:

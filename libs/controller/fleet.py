@@ -366,21 +366,19 @@ class Fleet:
         if boundaries is None or slot is None:
             return ()
         begins = now_ms + max(candidate.queue_ms, candidate.load_ms) + candidate.restore_ms
-        per_token, cached = candidate.prefill_ms_per_token, candidate.cached_tokens
+        per_token, cached, holders = candidate.prefill_ms_per_token, candidate.cached_tokens, self.index.gpu.get
         assumed = [
             (key, begins + max(0, end - cached) * per_token)
             for key, end in zip(*boundaries, strict=True)
-            if not self.index.gpu.get(key, 0) >> slot & 1
+            if not holders(key, 0) >> slot & 1
         ]
-        for key, arrival in assumed:
-            self.index.assume(slot, key, arrival)
+        self.index.assume(slot, assumed)
         return tuple(assumed)
 
     def _unassume(self, worker: str, booking: Booking) -> None:
         slot = self.index.slot_of(worker)
         if slot is not None:
-            for key, arrival in booking.assumed:
-                self.index.unassume(slot, key, arrival)
+            self.index.unassume(slot, booking.assumed)
 
     def _slot_of_node(self, node: str) -> int | None:
         worker = self._by_node.get(node)

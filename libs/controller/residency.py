@@ -18,7 +18,7 @@ What the router itself has just assigned is *assumed*: INFLIGHT at that worker u
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import repeat
 from operator import and_
 
@@ -195,17 +195,25 @@ class ResidencyIndex:
         if slot is not None:
             self._remove(slot, key_of(gone.hash), gone.tier)
 
-    def assume(self, slot: int, key: int, arrival_ms: float) -> None:
-        """This router has sent the worker something that will compute the boundary."""
-        self.assumed.setdefault(key, {}).setdefault(slot, arrival_ms)
+    def assume(self, slot: int, boundaries: Iterable[tuple[int, float]]) -> None:
+        """This router has sent the worker something that will compute these keys' boundaries, and until when."""
+        assumed = self.assumed
+        for key, arrival_ms in boundaries:
+            by_slot = assumed.get(key)
+            if by_slot is None:
+                assumed[key] = {slot: arrival_ms}
+            else:
+                by_slot.setdefault(slot, arrival_ms)
 
-    def unassume(self, slot: int, key: int, arrival_ms: float) -> None:
-        """What was assumed with this arrival is over, or known otherwise."""
-        by_slot = self.assumed.get(key)
-        if by_slot is not None and by_slot.get(slot) == arrival_ms:
-            del by_slot[slot]
-            if not by_slot:
-                del self.assumed[key]
+    def unassume(self, slot: int, boundaries: Iterable[tuple[int, float]]) -> None:
+        """What was assumed with these arrivals is over, or known otherwise."""
+        assumed = self.assumed
+        for key, arrival_ms in boundaries:
+            by_slot = assumed.get(key)
+            if by_slot is not None and by_slot.get(slot) == arrival_ms:
+                del by_slot[slot]
+                if not by_slot:
+                    del assumed[key]
 
     def add(self, slot: int, resident: Resident, now_ms: float) -> None:
         """A boundary that the worker in the slot holds now."""

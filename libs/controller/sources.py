@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from libs.continuation import chain as chains
 from libs.controller.catalog_facts import LayerGroup, Node, ReplicaState
 from libs.controller.residency import ResidencyIndex, key_of
 
@@ -93,12 +94,17 @@ class Places:
         self._known[id(node)] = link
         return link
 
-    def bare(self, name: str, parent: str, start: int, end: int) -> Link:
-        """A node of which the catalog says nothing."""
-        held = self._bare.get(end - start)
-        if held is None:
-            held = self._bare[end - start] = Held(end - start)
-        return Link(name, key_of(name), parent, start, end, held)
+    def bare(self, nodes: Sequence[chains.Node]) -> list[Link]:
+        """Nodes of which the catalog says nothing."""
+        held, found = self._bare, list[Link]()
+        for node in nodes:
+            name, start, end = node.hash, node.start, node.end
+            span = end - start
+            known = held.get(span)
+            if known is None:
+                known = held[span] = Held(span)
+            found.append(Link(name, key_of(name), node.parent, start, end, known))
+        return found
 
     def _held(self, span: int, sizes: dict[str, int], disks: dict[str, int]) -> Held:
         if len(self._shared) >= _KEPT:
