@@ -227,12 +227,12 @@ class Fetch:
                     self._errors.append("out of time")
                     break
         finally:
-            self._active = False
+            ended, self._active = self._ended, False
             self.end()
             self._balance()
         otherwise = RestoreEnd.UNAVAILABLE if self._unavailable else RestoreEnd.GONE
         end = RestoreEnd.CORRUPT if self._damaged else otherwise
-        detail = "; ".join(self._errors) or ("ended" if self._ended else "no source has it")
+        detail = "; ".join(self._errors) or ("ended" if ended else "no source has it")
         return NotLocalized(end, f"{self._need.metadata.group} of {self._need.metadata.hash}: {detail}", self._damaged)
 
     # --- reads ---
