@@ -15,7 +15,7 @@ prefix (or have it in their pages where nobody can fetch it yet), a request whos
   request would have taken to its first token by computing it alone on an idle worker. Then it goes on as it would have.
 
 When the prefix can be fetched, those that were held are *dealt*: the workers that need not compute it, as far as the
-slowest is not behind the best by more than computing the prefix by `hold_gain`, take turns by the seat each request was
+slowest is not behind the best by more than computing the prefix by `deal_gain`, take turns by the seat each request was
 given when it was first held. By time alone the worker that has it would take nearly all: it answers at once while the
 others fetch; and then it decodes for all while they idle.
 
@@ -102,7 +102,7 @@ def drawn(of: Request, best: Way, ways: Sequence[Way]) -> Draw | None:
         return None
     if best.boundary < herd.tokens or not _spreads(of, herd, ways):
         return Draw(herd.prefix)
-    return Draw(herd.prefix, herd.seat, herd.tokens * best.terms.prefill_ms / of.knobs.hold_gain, herd.tokens)
+    return Draw(herd.prefix, herd.seat, herd.tokens * best.terms.prefill_ms / of.knobs.deal_gain, herd.tokens)
 
 
 def joined(of: Request, best: Way, member: Member | None) -> Draw | None:
@@ -114,7 +114,7 @@ def joined(of: Request, best: Way, member: Member | None) -> Draw | None:
         return None
     # A worker that would compute a part of it again is none to deal to.
     return Draw(
-        member.prefix, member.seat, spared_ms / of.knobs.hold_gain, best.boundary // CHUNK_TOKENS * CHUNK_TOKENS
+        member.prefix, member.seat, spared_ms / of.knobs.deal_gain, best.boundary // CHUNK_TOKENS * CHUNK_TOKENS
     )
 
 

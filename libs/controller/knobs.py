@@ -79,6 +79,7 @@ class PolicyKnobs:
     prefix_copies: int = 2  # workers that may compute one long prefix at a time; further requests with it are held
     hold_least_ms: float = 100.0  # computing time from which on a prefix is long enough to wait for
     hold_gain: float = 4.0  # by what factor it must exceed the time of reading the prefix from a peer
+    deal_gain: float = 2.0  # by what factor it must exceed how much later than the best a worker is that is dealt one
     hold_grace_ms: float = 250.0  # patience beyond the predicted arrival: the copy to memory, and the word of it
     herd_least: int = 8  # requests with one new long prefix from which on more of them are dealt to all
     herd_ms: float = 5_000.0  # how long a prefix counts as new after it was first sent to a worker

@@ -378,3 +378,11 @@ def test_few_are_no_herd() -> None:
     assert plan(fleet, asked("y"), 2_200.0).draw.band_ms == 0.0
     at_first = [chosen[f"x{i}"] for i in range(1, KNOBS.herd_least)]
     assert len(set(at_first)) == 1  # by time alone
+
+
+def test_a_worker_may_be_later_by_half_of_what_it_spares() -> None:
+    fleet, _ = busy()
+    found = plan(fleet, asked("y"), 2_200.0)
+    best = min(found.ranked, key=lambda one: one.candidate.ttft_ms).candidate
+    assert KNOBS.deal_gain == 2.0 < KNOBS.hold_gain
+    assert found.draw.band_ms == pytest.approx(best.cached_tokens * best.prefill_ms_per_token / 2)
