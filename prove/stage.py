@@ -51,6 +51,7 @@ async def staged(
     routers: int = 1,
     threads: int | None = None,
     worker_settings: Mapping[str, str] | None = None,
+    router_settings: Mapping[str, str] | None = None,
     restart: bool = True,
     sink: Sink | None = None,
 ) -> AsyncIterator[Stage]:
@@ -66,6 +67,7 @@ async def staged(
                 echo=echo,
                 otlp_endpoint=spans.endpoint,
                 worker_settings=worker_settings or {},
+                router_settings=router_settings or {},
                 restart=restart,
             )
             async with running(spec, sink) as cluster, httpx.AsyncClient() as http:

@@ -88,6 +88,7 @@ class ClusterSpec:
     """NAME=FILE overrides, passed on to the ingress."""
     worker_settings: Mapping[str, str] = field(default_factory=dict)
     """More settings of the workers, by name, e.g. {"lanes": "4"}."""
+    router_settings: Mapping[str, str] = field(default_factory=dict)
     restart: bool = True
 
 
@@ -192,7 +193,7 @@ class Cluster:
         self.catalog = await self._service("catalog", self._catalog, self._catalog_settings(etcd))
         for number, ports in enumerate(self._routers):
             name = "router" if number == 0 else f"router-{number}"
-            settings = {"catalog": self.catalog_target}
+            settings = {"catalog": self.catalog_target, **spec.router_settings}
             self.routers.append(
                 self._spawn_service("router", ports, settings, _http_ready, name=name, ready_within=_WORKER_READY_S)
             )

@@ -32,20 +32,32 @@ class Log:
         self._file.close()
 
 
+# No restore is given up, no read overtaken and no fact waited for in vain for a machine that is busy with other things.
+# In steps as short a prompt token of this model costs so much that hardly a restore looks dearer than computing anew.
+WORKERS = {"kv_bytes": "256MiB", "restore_loss_ms": "60000", "hedge_ms": "60000", "step_tokens": "16"}
+ROUTERS = {"lookup_budget_ms": "2000"}
+
+
 @pytest.fixture(scope="session")
 async def tiny_cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stage]:
     folder = tmp_path_factory.mktemp("tiny-cluster")
     log = Log(folder / "children.log")
-    # No restore is given up and no read overtaken for a machine that is busy with other things.
-    settings = {"kv_bytes": "256MiB", "restore_loss_ms": "60000", "hedge_ms": "60000"}
-    # In steps as short a prompt token of this model costs so much that no restore looks dearer than computing a prefix
-    # anew, not even one that was measured while others had the processors.
-    settings["step_tokens"] = "16"
     try:
-        async with staged("tiny", state=folder / "state", threads=1, worker_settings=settings, sink=log) as stage:
+        async with staged(
+            "tiny", state=folder / "state", threads=1, worker_settings=WORKERS, router_settings=ROUTERS, sink=log
+        ) as stage:
             yield stage
     finally:
         log.close()
+
+
+@pytest.fixture
+async def fresh() -> AsyncIterator[Stage]:
+    """A cluster that has learned no prices from what was played on it, as a test of each tier needs it."""
+    async with staged("tiny", threads=1, worker_settings=WORKERS, router_settings=ROUTERS) as stage:
+        yield stage
+        await whole(stage)
+        await nothing_held(stage)
 
 
 @pytest.fixture(scope="session")

@@ -53,8 +53,9 @@ async def test_streams_go_on_at_another_worker_with_the_same_tokens(stage: Stage
 
 
 async def test_a_chat_goes_on_from_the_object_store_and_from_the_disk_of_a_worker_that_returned(
-    stage: Stage, oracle: Oracle
+    fresh: Stage, oracle: Oracle
 ) -> None:
+    stage = fresh
     first = await complete(stage, prompt(HISTORY - 31, seed=77), 32)
     assert len(first.processed) == HISTORY
     home = worker_of(stage, first)
