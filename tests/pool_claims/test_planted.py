@@ -59,7 +59,8 @@ async def test_a_stopped_consumer_that_takes_others_along(monkeypatch: pytest.Mo
         before = await workers[0].rest()
         with monkeypatch.context() as planted:
             planted.setattr(Route, "deliver", _shared_limit)
-            seen = await p6_stopped_consumer.played(made, 4, 12, with_stopped=True)
+            # Deltas for far longer than the stopped one's channel holds out.
+            seen = await p6_stopped_consumer.played(made, 4, 600, with_stopped=True)
         await p6_stopped_consumer.settled(checks, made, workers[0], seen, before, 4, 1)
     assert any("lack a delta" in name for name in failed(checks)), failed(checks)
 

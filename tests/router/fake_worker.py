@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -36,7 +36,17 @@ from libs.controller.protocol import (
 )
 from libs.controller.wire import TunnelCodec
 from libs.service.transport import Transport
-from libs.tunnel import Closed, CloseReason, Handlers, Registry, Route, RouteClosedError, Side, Tunnel
+from libs.tunnel import (
+    Closed,
+    CloseReason,
+    Handlers,
+    Registry,
+    Route,
+    RouteClosedError,
+    Side,
+    Tunnel,
+    TunnelClosedError,
+)
 from libs.tunnel.grpc_carrier import Carrier, serve_tunnel
 from tests.fixtures.attach_server import attach_server
 from tests.router.fake_catalog import FINGERPRINT
@@ -183,7 +193,9 @@ class ScriptedWorker:
             self.beat, epoch=self.epoch, sequence=self._sequence, load=self.load, resident=self.resident, snapshot=True,
             **changes,
         )  # fmt: skip
-        self._elected[1].try_control(self.codec.encode(beat))
+        # Told on a tunnel that ends, it is lost; the router elects another.
+        with suppress(TunnelClosedError):
+            self._elected[1].try_control(self.codec.encode(beat))
 
     async def _attach(self, carrier: Carrier, context: Any) -> None:
         metadata = dict(context.invocation_metadata() or ())

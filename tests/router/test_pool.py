@@ -217,15 +217,18 @@ async def test_an_endpoint_is_drained_under_load_and_taken_back() -> None:
         await eventually(lambda: all(tunnel.closed for tunnel in first.tunnels), "its tunnels close once empty")
         assert rig.metric("worker_losses_total", loss="process") == 0
         await rig.stub.DrainEndpoint(router_pb2.DrainEndpointRequest(worker="w0", resume=True), timeout=LIMIT_S)
-        await rig.heard(first, second)
+        await both_tunnels(rig)
+        first.load = replace(first.load, queue_ms=1)
+
+        def back() -> bool:
+            first.say()  # as workers do, again and again
+            view = rig.router.observatory.fleet.view("w0")
+            return view is not None and view.load.queue_ms == 1
+
+        await eventually(back, "heard on a tunnel of its own again")
         await busy(rig, second)
         again = await rig.ingress.submit(request(8, 1))
-
-        def offered() -> bool:
-            first.say()  # as workers do, again and again
-            return len(first.jobs) == len(here) + 1
-
-        await eventually(offered, "offered there again")
+        await eventually(lambda: len(first.jobs) == len(here) + 1, "offered there again")
         first.jobs[-1].run()
         await again.completed(1)
 
