@@ -7,6 +7,7 @@ of the guard suspend whoever takes them, so that each of them is such a point.
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any
 
 from libs.pool.contours import Contour, Move
@@ -19,6 +20,7 @@ from tests.tunnel.harness import LIMIT_S
 
 MOST = 200
 """Points past which a try must have got through."""
+_MOMENT_S = 3.0
 
 
 def slow_registry() -> Registry:
@@ -33,11 +35,17 @@ def slow(made: Rig) -> None:
     made.pool._guard.writers, made.pool._guard.reinit = SlowLock(), SlowLock()
 
 
-def unlocked(made: Rig) -> None:
-    """Nobody holds the guard or a part of it."""
+def _free(made: Rig) -> bool:
     guard = made.pool._guard
-    assert not guard.held
-    assert not any(lock.locked() for lock in (guard.writers, guard.binding, guard.reinit))
+    return not guard.held and not any(lock.locked() for lock in (guard.writers, guard.binding, guard.reinit))
+
+
+async def unlocked(made: Rig) -> None:
+    """Nobody holds the guard or a part of it for good; whoever publishes a tunnel meanwhile does for a moment."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_MOMENT_S):
+            await made.until(lambda: _free(made))
+    assert _free(made), "something is locked still"
 
 
 def swap(made: Rig) -> None:
@@ -72,7 +80,7 @@ async def commit_points(want: Callable[[Rig], None] = swap, **changes: object) -
             steps = Suspensions(at)
             task = asyncio.ensure_future(_run(steps, commit(held[-1])))
             await _finished(task)
-            unlocked(made)
+            await unlocked(made)
             if not task.cancelled():
                 task.result()
                 break
@@ -128,7 +136,7 @@ async def replacement_points(want: Callable[[Rig], None] = shadows_rotate, **cha
                 came = counts.committed > committed
                 points.append((at, came))
                 try:
-                    unlocked(made)
+                    assert _free(made), "something is locked still"
                     if came:
                         assert victim.contour is Contour.DRAINING
                         assert victim.why is Move.REPLACED
