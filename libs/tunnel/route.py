@@ -200,14 +200,8 @@ class Route:
         """Reader only: store an inbound payload without waiting."""
         put = self.inbound.put(payload, now)
         # One wake-up, whatever comes until the consumer has its turn.
-        waiter = self._waiter
-        if waiter is not None:
-            self._waiter = None
-            if not waiter.done():
-                waiter.set_result(None)
-        elif self._listener is not None and not self._rung:
-            self._rung = True
-            self._owner.ring(self)
+        if self._waiter is not None or (self._listener is not None and not self._rung):
+            self._wake()
         return put
 
     def finish(self, closed: Closed, keep: bool) -> bool:

@@ -49,6 +49,16 @@ async def test_everything_is_heard_once_and_then_the_end() -> None:
         await pair.dialing.registry.wait_rest(LIMIT_S)
 
 
+async def test_who_listens_after_a_wait_that_was_over_hears_what_comes_first() -> None:
+    async with memory(CONFIG) as pair:
+        near, far = await pair.open()
+        with pytest.raises(TimeoutError):
+            await near.receive(0.01)
+        heard = Heard(near)
+        far.post(b"x")
+        await until(lambda: heard.whole == b"x")
+
+
 async def test_the_lanes_of_a_frame_are_heard_in_one_turn() -> None:
     async with memory(CONFIG) as pair:
         routes = [await pair.open() for _ in range(8)]
