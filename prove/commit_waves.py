@@ -12,16 +12,14 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-import grpc
 import httpx
 
 from libs.contracts.segue.v1 import pool_pb2, router_pb2, router_pb2_grpc
 from prove.cut_streams import WAYS, Cut, Rounds
+from prove.router_pool import CALL_S, router_of, shown, until
 from prove.stage import Stage
 
 _WITHIN_S = 120.0
-_CALL_S = 30.0
-_PAUSE_S = 0.01
 _FURTHER = 4
 """Pieces that every stream must have got since the last commit."""
 
@@ -63,19 +61,15 @@ class Pool:
 
     async def shown(self) -> pool_pb2.PoolStatus:
         """Now."""
-        found: pool_pb2.PoolStatus = (await self._router.GetPool(router_pb2.GetPoolRequest(), timeout=_CALL_S)).pool
-        return found
+        return await shown(self._router)
 
     async def until(self, holds: Callable[[pool_pb2.PoolStatus], bool]) -> pool_pb2.PoolStatus:
-        """Raises TimeoutError. (A pool tells nobody that it has changed.)"""
-        async with asyncio.timeout(_WITHIN_S):
-            while not holds(found := await self.shown()):  # noqa: ASYNC110 - see above
-                await asyncio.sleep(_PAUSE_S)
-            return found
+        """Raises TimeoutError."""
+        return await until(self._router, holds, _WITHIN_S)
 
     async def swap(self) -> None:
         """An operator wants every tunnel made anew."""
-        await self._router.SwapGeneration(router_pb2.SwapGenerationRequest(), timeout=_CALL_S)
+        await self._router.SwapGeneration(router_pb2.SwapGenerationRequest(), timeout=CALL_S)
 
     @asynccontextmanager
     async def knobs(self, **knobs: str) -> AsyncIterator[None]:
@@ -89,20 +83,19 @@ class Pool:
 
     async def resumes(self) -> int:
         """So far."""
-        text = (await self._http.get(self._metrics_url, timeout=_CALL_S)).text
+        text = (await self._http.get(self._metrics_url, timeout=CALL_S)).text
         lines = [line for line in text.splitlines() if line.startswith("segue_router_resumes_total")]
         return round(sum(float(line.rpartition(" ")[2]) for line in lines))
 
     async def _set(self, knobs: dict[str, str]) -> None:
-        await self._router.SetPoolPolicy(router_pb2.SetPoolPolicyRequest(knobs=knobs), timeout=_CALL_S)
+        await self._router.SetPoolPolicy(router_pb2.SetPoolPolicyRequest(knobs=knobs), timeout=CALL_S)
 
 
 @asynccontextmanager
 async def pool_of(stage: Stage, http: httpx.AsyncClient) -> AsyncIterator[Pool]:
     """The first router's."""
-    async with grpc.aio.insecure_channel(stage.cluster.router_target) as channel:
-        stub = router_pb2_grpc.RouterStub(channel)  # type: ignore[no-untyped-call]
-        yield Pool(stub, http, stage.cluster.router_metrics_urls[0])
+    async with router_of(stage) as router:
+        yield Pool(router, http, stage.cluster.router_metrics_urls[0])
 
 
 class _Load:

@@ -14,7 +14,7 @@ from prove.cut_streams import Cut, Rounds, figures
 from prove.deadly_prompts import deadly
 from prove.judging import Judge
 from prove.report import Claim, Outcome, Size
-from prove.stage import Stage, staged
+from prove.stage import UNHURRIED, Stage, staged
 
 CLAIM = Claim(
     "5-resume",
@@ -23,7 +23,6 @@ CLAIM = Claim(
     "exact; a prompt that crashes every worker it meets fails after two, the third lives, the prompt rests",
     seed=55,
 )
-_SETTINGS = {"kv_bytes": "256MiB", "restore_loss_ms": "60000", "hedge_ms": "60000"}
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,7 @@ async def run(size: Size, stage: Stage | None) -> Outcome:
     for play in (_SLICE,) if stage is not None else _FULL:
         async with AsyncExitStack() as stack:
             at = stage or await stack.enter_async_context(
-                staged(play.model, workers=2, routers=2, threads=1, worker_settings=_SETTINGS)
+                staged(play.model, workers=2, routers=2, threads=1, worker_settings=UNHURRIED)
             )
             http = await stack.enter_async_context(httpx.AsyncClient())
             cuts = await _cut(at, http, play)

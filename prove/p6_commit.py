@@ -21,7 +21,7 @@ from prove.commit_waves import Pool, Wave, pool_of, settled, wave
 from prove.cut_streams import Cut, Rounds
 from prove.judging import Judge, Tally
 from prove.report import Claim, Outcome, Size
-from prove.stage import Stage, staged
+from prove.stage import UNHURRIED, Stage, staged
 
 CLAIM = Claim(
     "6-commit",
@@ -29,7 +29,6 @@ CLAIM = Claim(
     "resumed: no stream altered",
     seed=6_600,
 )
-_SETTINGS = {"kv_bytes": "256MiB", "restore_loss_ms": "60000", "hedge_ms": "60000"}
 DRAINS, CLOSES = "routes drain", "routes are closed and resumed"
 _FORCED = ("deadline", "threshold", "lost")
 """Ends of a tunnel that no commit may bring: by force, or unasked."""
@@ -56,7 +55,7 @@ async def run(size: Size, stage: Stage | None) -> Outcome:
     play = _FULL if size is Size.FULL else _SLICE
     async with AsyncExitStack() as stack:
         at = stage or await stack.enter_async_context(
-            staged("tiny", workers=2, threads=1, worker_settings=_SETTINGS)
+            staged("tiny", workers=2, threads=1, worker_settings=UNHURRIED)
         )  # fmt: skip
         http = await stack.enter_async_context(httpx.AsyncClient())
         pool = await stack.enter_async_context(pool_of(at, http))

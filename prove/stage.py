@@ -19,6 +19,9 @@ from cli.embedded.children import Sink
 from cli.embedded.cluster import Cluster, ClusterSpec, running
 from tests.fixtures.otlp import OtlpReceiver, otlp_receiver
 
+UNHURRIED = {"kv_bytes": "256MiB", "restore_loss_ms": "60000", "hedge_ms": "60000"}
+"""Workers' settings: no restore is given up and no read overtaken for a machine that is busy with other things."""
+
 
 @dataclass(frozen=True)
 class Stage:

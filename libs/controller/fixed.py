@@ -90,13 +90,8 @@ class FixedCosts:
         own = None if model is None else model.ways.get(worker)
         if model is None or not own:
             return 0.0 if model is None else model.usual_way_ms
-        known = model.levels.get(worker)
-        if known is None:
-            level = median(own)
-            scatter = _NORMAL * median([abs(one - level) for one in own])
-            # Of a few that happen to be equal nothing is known.
-            known = model.levels[worker] = (level, _MEDIAN * (scatter + level / len(own)) / math.sqrt(len(own)))
-        return believed(known[0], model.usual_way_ms, self.knobs.correction_doubt * known[1])
+        level, noise = self._level(model, worker, own)
+        return believed(level, model.usual_way_ms, self.knobs.correction_doubt * noise)
 
     def predicted(self, candidate: Candidate, way_ms: float) -> Beyond:
         """What a candidate that is offered now has of it, whose worker's way was believed to be `way_ms`."""
@@ -113,7 +108,7 @@ class FixedCosts:
             return
         model = self._models.setdefault(candidate.fingerprint, _Model())
         ways = model.ways.get(candidate.worker)
-        if candidate.queue_ms <= 0 or not ways or way_ms <= median(ways):
+        if candidate.queue_ms <= 0 or not ways or way_ms <= self._level(model, candidate.worker, ways)[0]:
             self._went(model, candidate.worker, way_ms)
         tier = candidate.tier
         measured = timings.prefill_ms + timings.first_token_ms
@@ -145,6 +140,16 @@ class FixedCosts:
         for model in self._models.values():
             model.ways.pop(worker, None)
             model.levels.pop(worker, None)
+
+    def _level(self, model: _Model, worker: str, ways: deque[float]) -> tuple[float, float]:
+        """Of a worker's ways, and its noise."""
+        known = model.levels.get(worker)
+        if known is None:
+            level = median(ways)
+            scatter = _NORMAL * median([abs(one - level) for one in ways])
+            # Of a few that happen to be equal nothing is known.
+            known = model.levels[worker] = (level, _MEDIAN * (scatter + level / len(ways)) / math.sqrt(len(ways)))
+        return known
 
     def _went(self, model: _Model, worker: str, way_ms: float) -> None:
         model.levels.pop(worker, None)

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 
 from libs.controller.catalog_facts import Node
-from libs.controller.quick import quick
 
 
 class Tier(IntEnum):
@@ -179,7 +178,6 @@ class TokenLogprobs:
     top_logprobs: tuple[float, ...] = ()
 
 
-@quick
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """One way to run a request on one worker from one prefix boundary. Times are predictions in ms."""
@@ -206,7 +204,6 @@ class Candidate:
     prefix_hash: str = ""
 
 
-@quick
 @dataclass(frozen=True, slots=True)
 class RankedCandidate:
     """A candidate and the nodes its worker would restore: from the first not resident up to the boundary.
@@ -314,7 +311,6 @@ class Result:
     heartbeat: int = 0  # number of the last one that was sent to this router before; 0 = none was
 
 
-@quick
 @dataclass(frozen=True, slots=True)
 class Resident:
     """A prefix boundary the worker holds in device pages (GPU), is computing (INFLIGHT) or has in memory (RAM)."""
@@ -327,7 +323,6 @@ class Resident:
     groups: tuple[str, ...] = ()  # RAM: layer groups held of this chunk; empty = all
 
 
-@quick
 @dataclass(frozen=True, slots=True)
 class Gone:
     """A prefix no longer held in a tier."""
@@ -336,7 +331,6 @@ class Gone:
     tier: Tier
 
 
-@quick
 @dataclass(frozen=True, slots=True)
 class PrefillCost:
     """Measured ms per token of prefill at a context of at most `up_to_tokens`."""
@@ -345,7 +339,6 @@ class PrefillCost:
     ms_per_token: float
 
 
-@quick
 @dataclass(frozen=True, slots=True)
 class DecodeCost:
     """Measured ms of one decode step over `lanes` active lanes."""
@@ -354,7 +347,6 @@ class DecodeCost:
     step_ms: float
 
 
-@quick
 @dataclass(frozen=True, slots=True)
 class TierCost:
     """Measured cost of one tier; GPU stands for staging to device. `break_even_tokens` 0 = not measured."""

@@ -89,6 +89,8 @@ def _lapsing(books: Books) -> list[EndpointKey]:
     """Of those whose grace is over, all that whoever stays can do without: in the map or in its grace, it still wants
     its cells covered, whether or not it has tunnels of its own. Who vanished last stays first."""
     going = books.roster.overdue(books.policy, books.now)
+    if not going:
+        return going
     found = books.cover()
     while going:
         wanted = cells_of(endpoint for endpoint in books.roster.dialable() if endpoint.key not in going)

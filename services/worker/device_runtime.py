@@ -184,9 +184,7 @@ class DeviceRuntime:
         taken = decoding + found.prefilling_lanes
         if taken and taken + waiting >= self._lanes:
             left = [held.left for held in tuple(self._held.values())]  # lanes are granted in this order
-            # What those that are not submitted yet will draw is not known here: as much as the others.
-            left += [sum(left) // max(1, len(left))] * len(coming)
-            steps = turnover(left[:taken], left[taken:], self._lanes)
+            steps = turnover(left[:taken], left[taken:], self._lanes, len(coming))
             ms += steps * step_ms(found.decode_step_ms, self._lanes)
         return QueueState(ms, decoding, waiting)
 

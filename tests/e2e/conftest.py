@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from prove.stage import Stage, staged
+from prove.stage import UNHURRIED, Stage, staged
 from tests.e2e.leaks import nothing_held, whole
 from tests.e2e.oracle import Oracle
 from tests.e2e.oracle import oracle as reference
@@ -32,10 +32,10 @@ class Log:
         self._file.close()
 
 
-# No restore is given up, no read overtaken and no fact waited for in vain for a machine that is busy with other things.
-# In steps as short a prompt token of this model costs so much that hardly a restore looks dearer than computing anew.
-WORKERS = {"kv_bytes": "256MiB", "restore_loss_ms": "60000", "hedge_ms": "60000", "step_tokens": "16"}
+# No fact is waited for in vain for a machine that is busy with other things.
 ROUTERS = {"lookup_budget_ms": "2000"}
+# In steps as short a prompt token of this model costs so much that hardly a restore looks dearer than computing anew.
+WORKERS = {**UNHURRIED, "step_tokens": "16"}
 
 
 @pytest.fixture(scope="session")

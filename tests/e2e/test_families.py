@@ -8,9 +8,9 @@ from collections import Counter
 
 from cli.embedded.ports import free_ports
 from libs.contracts.segue.v1 import pool_pb2
+from prove.router_pool import router_of, shown, until
 from prove.stage import Stage, staged
 from tests.e2e.chats import complete, prompt
-from tests.e2e.pools import router_of, shown, until
 from tests.worker.conftest import Process
 
 STREAMS, TOKENS = 6, 300

@@ -12,10 +12,10 @@ import pytest
 
 from cli.demo.talk import Answer
 from libs.contracts.segue.v1 import router_pb2
+from prove.router_pool import WITHIN_S, router_of, shown, until
 from prove.stage import Stage
 from tests.e2e.chats import SAMPLED, Body, case, complete, prompt
 from tests.e2e.oracle import Oracle
-from tests.e2e.pools import WITHIN_S, router_of, shown, until
 
 ROOT = Path(__file__).resolve().parents[2]
 HOWS: tuple[Body | None, ...] = (None, SAMPLED, None, SAMPLED)

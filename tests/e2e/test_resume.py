@@ -55,33 +55,32 @@ async def test_streams_go_on_at_another_worker_with_the_same_tokens(stage: Stage
 async def test_a_chat_goes_on_from_the_object_store_and_from_the_disk_of_a_worker_that_returned(
     fresh: Stage, oracle: Oracle
 ) -> None:
-    stage = fresh
-    first = await complete(stage, prompt(HISTORY - 31, seed=77), 32)
+    first = await complete(fresh, prompt(HISTORY - 31, seed=77), 32)
     assert len(first.processed) == HISTORY
-    home = worker_of(stage, first)
+    home = worker_of(fresh, first)
     node = (await describe(home.target)).endpoint.node
-    await stage.facts.durable(first.processed, node=node)
-    other = next(worker for worker in stage.cluster.workers.values() if worker is not home)
+    await fresh.facts.durable(first.processed, node=node)
+    other = next(worker for worker in fresh.cluster.workers.values() if worker is not home)
 
     home.child.kill()
     await home.child.wait_crashed()
-    await stage.facts.worker_gone(home.name)
-    second = await _next_turn(stage, first, seed=1, new=744)
+    await fresh.facts.worker_gone(home.name)
+    second = await _next_turn(fresh, first, seed=1, new=744)
     assert len(second.processed) == HISTORY + 3 * 256
     assert second.served.worker == other.name
     _restored(first, second, {"object"})
-    await stage.facts.durable(second.processed)
+    await fresh.facts.durable(second.processed)
 
-    back = await stage.facts.worker_heard(home.name, newer_than=first.served.epoch)
+    back = await fresh.facts.worker_heard(home.name, newer_than=first.served.epoch)
     assert back.heartbeat.node == node, "a chunk directory keeps its name over a crash"
     other.child.kill()
     await other.child.wait_crashed()
-    await stage.facts.worker_gone(other.name)
+    await fresh.facts.worker_gone(other.name)
     # Its disk has the first turn; what the other one added is in the object store alone.
-    third = await _next_turn(stage, second, seed=2)
+    third = await _next_turn(fresh, second, seed=2)
     assert third.served.worker == home.name and third.served.epoch > first.served.epoch
     _restored(second, third, {"ssd", "object"})
-    again = await _next_turn(stage, first, seed=3)
+    again = await _next_turn(fresh, first, seed=3)
     assert again.served.worker == home.name
     assert not await oracle.inexact([case(str(n), answer) for n, answer in enumerate((first, second, third, again))])
 

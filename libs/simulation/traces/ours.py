@@ -63,6 +63,14 @@ class _Block:
     told_stored: bool = False
 
 
+class _Blocks(dict[int, _Block]):
+    """By number; made when first asked for."""
+
+    def __missing__(self, number: int) -> _Block:
+        made = self[number] = _Block(number, f"{number:064x}")
+        return made
+
+
 def knobs(costs: Costs) -> PolicyKnobs:
     """What a router of such workers is set to: their prefill budget, and when a heartbeat contains an assignment."""
     return PolicyKnobs(
@@ -92,7 +100,7 @@ class Segue(Policy):
         self._sequence = [0] * workers
         self._chosen: dict[int, Candidate] = {}
         self._bits = [1 << number for number in range(workers)]
-        self._blocks: dict[int, _Block] = {}
+        self._blocks = _Blocks()
         self._coming: list[set[int]] = [set() for _ in range(workers)]  # blocks told of as coming, by worker
         self._most = _KEPT
         for number in range(workers):
@@ -102,13 +110,12 @@ class Segue(Policy):
     def choose(self, number: int, request: Recorded, now: float) -> int:
         name = f"{self._seed}-{number}"
         if len(self._blocks) > self._most:
-            self._blocks = {number: block for number, block in self._blocks.items() if block.disks}
+            self._blocks = _Blocks({number: block for number, block in self._blocks.items() if block.disks})
             self._most = len(self._blocks) + _KEPT
         # Nothing reads the tokens: the chain is given, and no worker advertises a tail.
         tokens = cast("tuple[int, ...]", range(request.input_tokens))
         asked = GenerationRequest(name, "m", tokens, request.input_tokens, max(1, request.output_tokens))
-        known, block_of = self._blocks.get, self._block
-        blocks = [known(one) or block_of(one) for one in request.blocks]
+        blocks = [self._blocks[one] for one in request.blocks]
         links = self._chain(request, blocks)
         nodes: list[Node] = []
         for block, link in zip(blocks, links, strict=False):  # a last block of one token is in no chain
@@ -126,9 +133,9 @@ class Segue(Policy):
         return self._numbers[best.worker]
 
     def heard(self, sample: Sample, now: float) -> None:
-        bit, known, block_of = self._bits[sample.worker], self._blocks.get, self._block
+        bit = self._bits[sample.worker]
         for number, there in sample.ssd:
-            block = known(number) or block_of(number)
+            block = self._blocks[number]
             if bool(block.disks & bit) != there:
                 block.disks = block.disks ^ bit if block.disks else bit
         self.fleet.observe(Observed(self._heartbeat(sample), False, True), now)
@@ -148,12 +155,6 @@ class Segue(Policy):
         self.fleet.account(Unbooked(AssignmentId(f"{self._seed}-{job.number}", 1)), now)
 
     # --- as the wire and the catalog would say it ---
-
-    def _block(self, number: int) -> _Block:
-        found = self._blocks.get(number)
-        if found is None:
-            found = self._blocks[number] = _Block(number, f"{number:064x}")
-        return found
 
     def _chain(self, request: Recorded, blocks: Sequence[_Block]) -> tuple[chains.Node, ...]:
         links: list[chains.Node] = []
@@ -187,24 +188,24 @@ class Segue(Policy):
     def _heartbeat(self, sample: Sample) -> Heartbeat:
         worker, costs, factors = sample.worker, self._costs, sample.factors
         self._sequence[worker] += 1
-        name, model, known, block_of = self._names[worker], _MODEL.fingerprint, self._blocks.get, self._block
+        name, model, blocks = self._names[worker], _MODEL.fingerprint, self._blocks
         coming, stale = self._coming[worker], costs.stale_ms
         resident = [
-            Resident((known(block) or block_of(block)).name, BLOCK_TOKENS, _INFLIGHT, model, max(0.0, there - stale))
+            Resident(blocks[block].name, BLOCK_TOKENS, _INFLIGHT, model, max(0.0, there - stale))
             for block, there in sample.coming
         ]
         gone: list[Gone] = []
         for tier, changes in ((_GPU, sample.device), (_RAM, sample.ram)):
             for block, there in changes:
                 if there:
-                    resident.append(Resident((known(block) or block_of(block)).name, BLOCK_TOKENS, tier, model))
+                    resident.append(Resident(blocks[block].name, BLOCK_TOKENS, tier, model))
                 else:
-                    gone.append(Gone((known(block) or block_of(block)).name, tier))
+                    gone.append(Gone(blocks[block].name, tier))
         for block, there in sample.device:
             if block in coming:
                 coming.remove(block)
                 if not there:
-                    gone.append(Gone((known(block) or block_of(block)).name, _INFLIGHT))
+                    gone.append(Gone(blocks[block].name, _INFLIGHT))
         coming.update([block for block, _ in sample.coming])
         return Heartbeat(
             worker=name,

@@ -100,8 +100,7 @@ class EchoRuntime:
         if lanes and len(lanes) + waiting >= self._costs.lanes:
             left = [lane.job.request.max_new_tokens - lane.drawn for lane in lanes]
             queued = [job.request.max_new_tokens for job in self._waiting]
-            queued += [(sum(left) + sum(queued)) // (len(left) + len(queued))] * len(coming)
-            ms += turnover(left, queued, self._costs.lanes) * self._costs.decode_ms
+            ms += turnover(left, queued, self._costs.lanes, len(coming)) * self._costs.decode_ms
         decoding = sum(lane.decoding for lane in lanes)
         return QueueState(ms, decoding, waiting)
 

@@ -152,13 +152,17 @@ def prompts_ms(timings: Sequence[tuple[int, Timing]], prompts: Sequence[tuple[in
     return sum(rows_ms(timings, length - tokens, length) for tokens, length in prompts)
 
 
-def turnover(running: Sequence[int], waiting: Sequence[int], lanes: int) -> int:
-    """Decode steps until there is a lane for one more job, behind those that wait. Of both: steps each may take."""
-    if len(running) + len(waiting) < lanes:
+def turnover(running: Sequence[int], waiting: Sequence[int], lanes: int, coming: int = 0) -> int:
+    """Decode steps until there is a lane for one more job, behind those that wait. Of both: steps each may take;
+    `coming`: so many more wait, of which that is not known: as much as the others.
+    """
+    known = [*running, *waiting]
+    queued = [*waiting, *[sum(known) // max(1, len(known))] * coming]
+    if len(running) + len(queued) < lanes:
         return 0
     ends = [0] * (lanes - len(running)) + sorted(running)
     heapify(ends)
-    for steps in waiting:
+    for steps in queued:
         heapreplace(ends, ends[0] + steps)
     return ends[0]
 
