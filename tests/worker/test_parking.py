@@ -72,6 +72,21 @@ async def test_whose_restore_brings_nothing_waits_for_who_computes_the_same(resi
         await worker.rest()
 
 
+async def test_whose_restore_brings_a_part_waits_for_who_computes_the_rest() -> None:
+    restorer = Scripted([(1, RestoreEnd.GONE), (None, RestoreEnd.DONE)])
+    async with running(scripted(restorer), **{**COSTS, "echo_prefill_ms": 0.5}) as worker, routing(worker) as router:
+        first = await router.offer(PROMPT, 3, name="r1")
+        await first.accepted()
+        nodes = chain(worker, end=SHARED)
+        second = await router.offer((*PROMPT[:1_400], 7), 3, name="r2", tier=Tier.SSD, cached=SHARED, chain=nodes)
+        await second.accepted()
+        computed, result = await asyncio.gather(first.finish(), second.finish())
+        assert computed.usage.computed_tokens == 1_500
+        assert result.usage.restored_tokens == 256
+        assert (result.usage.cached_tokens, result.usage.computed_tokens) == (SHARED, 121), "the rest is computed twice"
+        await worker.rest()
+
+
 async def test_what_a_restore_brings_is_begun_with_at_once() -> None:
     restorer = Scripted([(None, RestoreEnd.DONE)], gate=asyncio.Event())
     async with running(scripted(restorer), **{**COSTS, "echo_prefill_ms": 5.0}) as worker, routing(worker) as router:

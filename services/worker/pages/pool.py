@@ -166,7 +166,7 @@ class PagePool:
         """See JobPages.begin. Adopts a longer prefix that another assignment has computed since the reservation."""
         with self._lock:
             held = self._reservation(key)
-            if not held.claimed and not held.restored and held.route.end == held.base:
+            if held.could_adopt:
                 self._admission.adopt(held)
             return JobStart(held.route.end, tuple(held.copies))
 
@@ -179,9 +179,7 @@ class PagePool:
         """
         with self._lock:
             held = self._reservation(key)
-            if held.claimed or held.restored or held.route.end != held.base:
-                return None
-            return self._admission.awaited(held, without)
+            return self._admission.awaited(held, without) if held.could_adopt else None
 
     def stirred(self, waits: Mapping[AssignmentId, Awaited]) -> list[AssignmentId]:
         """Of those who wait, whose boundary is there or whose leader is not: `awaits` knows whether they wait on."""

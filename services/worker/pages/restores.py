@@ -30,7 +30,7 @@ class Restores:
         if held.route.end % self._page:
             raise PageStateError("pool", -1, f"{held.key} restores behind {held.route.end}, inside a page")
         boundary = nodes[-1].chunk.end
-        held.restored = True
+        held.restoring = True
         self._forget_loads(held)
         fills: list[list[GroupPages]] = [[] for _ in nodes]
         for g, group in enumerate(self._books.groups):
@@ -76,8 +76,8 @@ class Restores:
             if whole and group.window:
                 self._close_gap(held, g)
             self._unload(held, g, sizes.pages(route.end))
-        # What was begun with is all there is: as if nothing had been restored.
-        held.restored = route.end != held.base
+        held.restoring = False
+        held.brought = route.end if route.end != held.base else 0
 
     def _map_window(self, held: Reservation, g: int, first: int, last: int) -> None:
         """Maps logical pages [first, last) behind the route's end, and nothing else there."""

@@ -45,8 +45,15 @@ class Reservation:
     """The route they copy from."""
     loading: dict[tuple[int, int], int] = field(default_factory=dict)
     """(group, page) under restore → the page's generation when the load began."""
-    restored: bool = False
-    """Whether pages are being restored, or were."""
+    restoring: bool = False
+    """Whether pages are being restored."""
+    brought: int = 0
+    """Where a restore ended that brought something; 0 = none did."""
+
+    @property
+    def could_adopt(self) -> bool:
+        """Whether it could still begin behind more than it has: nothing is computed, claimed or being restored."""
+        return not self.claimed and not self.restoring and self.route.end == max(self.base, self.brought)
 
 
 @dataclass(slots=True, eq=False)
