@@ -124,7 +124,7 @@ def plan(
             dealt = holding.drawn(asked, chosen, every)
         if herd is None and len(fleet.herds):
             member = fleet.herds.member(request.request_id, [chunk.hash for chunk in chain.chunks], now_ms)
-            dealt = holding.joined(asked, chosen, member)
+            dealt = holding.joined(asked, chosen, every, member)
         if hold is not None:
             pruned["held"] += sum([way.boundary < hold.tokens for way in every])
         elif dealt is not None and dealt != draw:

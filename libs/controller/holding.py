@@ -19,7 +19,10 @@ slowest is not behind the best by more than computing the prefix by `deal_gain`,
 given when it was first held. By time alone the worker that has it would take nearly all: it answers at once while the
 others fetch; and then it decodes for all while they idle.
 
-Who comes a moment later, when it is there already, is dealt likewise while many come (`herds`).
+Who comes a moment later, joins who computes it or finds it there, is dealt likewise while many come (`herds`).
+Where nobody but one worker could serve them, since the others cannot fetch it yet, the next whose turn it is to go
+elsewhere computes it once more, up to `prefix_copies`: for that one it takes no longer than by itself, and all that
+follow have two workers to go to.
 
 Two routers know nothing of each other. Who would compute a long prefix that nobody has draws near ties by the name of
 its first new chunk, not by its own: so both choose the same workers, and there are `prefix_copies` in all and not each.
@@ -38,7 +41,7 @@ from libs.controller.bounds import Prefixes
 from libs.controller.fleet import Fleet
 from libs.controller.herds import Member
 from libs.controller.knobs import PolicyKnobs
-from libs.controller.policy import Draw
+from libs.controller.policy import Draw, band_ms
 from libs.controller.protocol import Tier
 from libs.controller.router_events import Herd, Hold
 from libs.controller.table import SOURCES, Table
@@ -105,7 +108,7 @@ def drawn(of: Request, best: Way, ways: Sequence[Way]) -> Draw | None:
     return Draw(herd.prefix, herd.seat, herd.tokens * best.terms.prefill_ms / of.knobs.deal_gain, herd.tokens)
 
 
-def joined(of: Request, best: Way, member: Member | None) -> Draw | None:
+def joined(of: Request, best: Way, ways: Sequence[Way], member: Member | None) -> Draw | None:
     """How one of many that were not held draws its worker: dealt as those, if that spares it a long computation."""
     if member is None or member.seat < of.knobs.herd_least:
         return None
@@ -113,9 +116,21 @@ def joined(of: Request, best: Way, member: Member | None) -> Draw | None:
     if spared_ms < of.knobs.hold_least_ms:
         return None
     # A worker that would compute a part of it again is none to deal to.
-    return Draw(
+    dealt = Draw(
         member.prefix, member.seat, spared_ms / of.knobs.deal_gain, best.boundary // CHUNK_TOKENS * CHUNK_TOKENS
     )
+    if not _wants_copy(of, best, ways, dealt):
+        return dealt
+    alone_ms = of.length * best.terms.prefill_ms + best.terms.first_ms
+    return Draw(member.prefix, member.seat, max(0.0, band_ms(alone_ms, of.knobs) - best.ttft_ms))
+
+
+def _wants_copy(of: Request, best: Way, ways: Sequence[Way], dealt: Draw) -> bool:
+    """Whether one worker alone would serve the herd, as others can neither fetch the prefix nor compute it already."""
+    copies = min(of.knobs.prefix_copies, of.able)
+    last_ms = best.ttft_ms + dealt.band_ms
+    takers = {way.terms.slot for way in ways if way.boundary >= dealt.tokens and way.ttft_ms <= last_ms}
+    return len(takers) < copies and len(_led(of, dealt.tokens - 1)) < copies
 
 
 def leads(of: Request, best: Way, full_end: int) -> bool:
