@@ -277,7 +277,7 @@ class Fleet:
         """An accounting effect of the router machine."""
         match effect:
             case Booked():
-                self.herds.booked(effect.assignment, now_ms)
+                self.herds.booked(effect.assignment, effect.candidate.worker, now_ms)
                 view = self._views.get(effect.candidate.worker)
                 if view is not None and view.heartbeat.epoch == effect.candidate.epoch:
                     booking = Booking(work_ms(effect.candidate), effect.candidate.needed_pages, now_ms)

@@ -2,15 +2,16 @@
 
 While it is being computed, who comes too is held or joins (`holding`). Who comes a moment later finds it in the pages
 of one worker, and by time alone all of them would go there, however many. So for `herd_ms` after the prefix was first
-sent to a worker each that comes is given a seat, and from `herd_least` of them on they are dealt in turn, as those that
-were held are. A conversation that goes on where it was is never so many at once, and a prefix that is long known is
-nobody's news.
+sent to a worker each that comes is given a seat, and from `herd_least` of them on they are dealt: each to the worker
+that has been given the fewest of them. A conversation that goes on where it was is never so many at once, and a prefix
+that is long known is nobody's news.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from libs.controller.protocol import AssignmentId
@@ -23,6 +24,7 @@ _T = TypeVar("_T")
 class _Herd:
     until_ms: float
     seats: int = 0
+    served: Counter[str] = field(default_factory=Counter)  # how many were sent to each worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +52,22 @@ class Herds:
         self._leads[request_id] = prefix
         _bound(self._leads)
 
-    def booked(self, assignment: AssignmentId, now_ms: float) -> None:
-        """It is on its way to a worker."""
-        prefix = self._leads.pop(assignment.request_id, None)
+    def booked(self, assignment: AssignmentId, worker: str, now_ms: float) -> None:
+        """It is on its way to the worker."""
+        request_id = assignment.request_id
+        prefix = self._leads.pop(request_id, None)
         if prefix is not None and prefix not in self._herds:
             self._herds[prefix] = _Herd(now_ms + self._herd_ms)
             _bound(self._herds)
+        member = self._members.get(request_id)
+        herd = self._herds.get(member.prefix if member is not None else prefix or "")
+        if herd is not None:
+            herd.served[worker] += 1
+
+    def served(self, prefix: str) -> Mapping[str, int]:
+        """How many of its herd were sent to each worker."""
+        herd = self._herds.get(prefix)
+        return {} if herd is None else herd.served
 
     def member(self, request_id: str, hashes: Iterable[str], now_ms: float) -> Member | None:
         """Of the herd that one of these chunks belongs to. Planned again, a request keeps its seat."""

@@ -19,10 +19,10 @@ slowest is not behind the best by more than computing the prefix by `deal_gain`,
 given when it was first held. By time alone the worker that has it would take nearly all: it answers at once while the
 others fetch; and then it decodes for all while they idle.
 
-Who comes a moment later, joins who computes it or finds it there, is dealt likewise while many come (`herds`).
-Where nobody but one worker could serve them, since the others cannot fetch it yet, the next whose turn it is to go
-elsewhere computes it once more, up to `prefix_copies`: for that one it takes no longer than by itself, and all that
-follow have two workers to go to.
+Who comes a moment later, joins who computes it or finds it there, is dealt likewise while many come: to the worker that
+has been given the fewest (`herds`). Where nobody but one worker could serve them, since the others cannot fetch it yet,
+the next that is dealt to another computes it once more, up to `prefix_copies`: for that one it takes no longer than by
+itself, and all that follow have two workers to go to.
 
 Two routers know nothing of each other. Who would compute a long prefix that nobody has draws near ties by the name of
 its first new chunk, not by its own: so both choose the same workers, and there are `prefix_copies` in all and not each.
@@ -109,20 +109,21 @@ def drawn(of: Request, best: Way, ways: Sequence[Way]) -> Draw | None:
 
 
 def joined(of: Request, best: Way, ways: Sequence[Way], member: Member | None) -> Draw | None:
-    """How one of many that were not held draws its worker: dealt as those, if that spares it a long computation."""
+    """How one of many that were not held draws its worker: dealt as those, if that spares it a long computation, but
+    whom it is dealt to is decided when the near ties are known (`policy.seated`).
+    """
     if member is None or member.seat < of.knobs.herd_least:
         return None
     spared_ms = best.boundary * best.terms.prefill_ms
     if spared_ms < of.knobs.hold_least_ms:
         return None
     # A worker that would compute a part of it again is none to deal to.
-    dealt = Draw(
-        member.prefix, member.seat, spared_ms / of.knobs.deal_gain, best.boundary // CHUNK_TOKENS * CHUNK_TOKENS
-    )
+    tokens = best.boundary // CHUNK_TOKENS * CHUNK_TOKENS
+    dealt = Draw(member.prefix, 0, spared_ms / of.knobs.deal_gain, tokens)
     if not _wants_copy(of, best, ways, dealt):
         return dealt
     alone_ms = of.length * best.terms.prefill_ms + best.terms.first_ms
-    return Draw(member.prefix, member.seat, max(0.0, band_ms(alone_ms, of.knobs) - best.ttft_ms))
+    return Draw(member.prefix, 0, max(0.0, band_ms(alone_ms, of.knobs) - best.ttft_ms))
 
 
 def _wants_copy(of: Request, best: Way, ways: Sequence[Way], dealt: Draw) -> bool:

@@ -13,7 +13,7 @@ seat (`Draw`, and see `holding`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -107,9 +107,26 @@ def order(
     request_id: str, scores: Sequence[Score], knobs: PolicyKnobs = POLICY_KNOBS, draw: Draw = BY_REQUEST
 ) -> list[int]:
     """Indices of the scores, best first. Total and deterministic, whatever the order of `scores`."""
+    band, others = _parted(request_id, scores, knobs, draw)
+    if draw.seat:
+        workers = _workers(band, scores)
+        places = {worker: (place - draw.seat) % len(workers) for place, worker in enumerate(workers)}
+        band.sort(key=lambda index: places[scores[index][2]])
+    return band + others
+
+
+def seated(scores: Sequence[Score], knobs: PolicyKnobs, draw: Draw, served: Mapping[str, int]) -> Draw:
+    """The draw at the seat of the worker among near ties that has been given the fewest, by `served`."""
+    workers = _workers(_parted("", scores, knobs, draw)[0], scores)
+    least = min(range(len(workers)), key=lambda place: (served.get(workers[place], 0), place), default=0)
+    return replace(draw, seat=least)
+
+
+def _parted(request_id: str, scores: Sequence[Score], knobs: PolicyKnobs, draw: Draw) -> tuple[list[int], list[int]]:
+    """Near ties in the order of their workers' hashes, and the others, best first."""
     ordered = sorted(range(len(scores)), key=scores.__getitem__)
     if not ordered:
-        return []
+        return [], []
     shunned, best_ms, *_ = scores[ordered[0]]
     limit = max(band_ms(best_ms, knobs), best_ms + draw.band_ms)
     near = 1
@@ -118,16 +135,16 @@ def order(
     if draw.tokens:
         able = [index for index in ordered[:near] if scores[index][4] >= draw.tokens]
         near, ordered = len(able), [*able, *[index for index in ordered if index not in able]]
-    if near <= 1:
-        return ordered
-    # Within the band the worker is drawn by hash; of one worker's own candidates the quickest stays first.
-    name = draw.name or request_id
-    band = sorted(ordered[:near], key=lambda index: rendezvous(name, scores[index][2]))
-    if draw.seat:
-        workers = list(dict.fromkeys([scores[index][2] for index in band]))
-        places = {worker: (place - draw.seat) % len(workers) for place, worker in enumerate(workers)}
-        band.sort(key=lambda index: places[scores[index][2]])
-    return band + ordered[near:]
+    band, others = ordered[:near], ordered[near:]
+    if near > 1:
+        # Within the band the worker is drawn by hash; of one worker's own candidates the quickest stays first.
+        name = draw.name or request_id
+        band.sort(key=lambda index: rendezvous(name, scores[index][2]))
+    return band, others
+
+
+def _workers(band: Sequence[int], scores: Sequence[Score]) -> list[str]:
+    return list(dict.fromkeys([scores[index][2] for index in band]))
 
 
 def band_ms(best_ms: float, knobs: PolicyKnobs) -> float:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from libs.controller import candidates
+from libs.controller import candidates, policy
 from libs.controller import router_effects as fx
 from libs.controller import router_events as rx
 from libs.controller.fences import RouterFence
@@ -361,10 +361,47 @@ def test_of_many_who_come_when_it_is_there_all_but_the_first_few_are_dealt() -> 
     fleet, chosen = busy()
     first = {chosen[f"x{i}"] for i in range(1, KNOBS.herd_least)}
     assert len(first) == 1  # a few go where it is
-    later = [chosen[f"x{i}"] for i in range(KNOBS.herd_least, 40)]
-    assert all(3 <= later.count(f"w{i}") <= 5 for i in range(8))
-    # Planned again, a request keeps its seat.
-    assert booked(fleet, asked("x39"), 2_200.0) == chosen["x39"]
+    # Then the others catch up: 8 went to the first worker by themselves, 32 are dealt to 7.
+    every = [*first, *chosen.values()]
+    assert all(4 <= every.count(f"w{i}") <= 8 for i in range(8))
+
+
+@pytest.mark.parametrize("workers", [2, 8, 40])
+def test_where_one_alone_would_serve_them_another_computes_it_too(workers: int) -> None:
+    fleet = a_fleet(workers, tiers=TIERS[:3])  # nobody reads from a peer
+    leader = booked(fleet, asked("x0"))
+    fleet.account(fx.Accepted(AssignmentId("x0", 1)), 1.0)
+    chosen = []
+    for i in range(1, 40):
+        best = plan(fleet, asked(f"x{i}"), 800.0 + i).ranked[0].candidate
+        fleet.account(fx.Booked(AssignmentId(f"x{i}", 1), best), 800.0 + i)
+        chosen.append((best.worker, best.tier))
+    few = KNOBS.herd_least - 1
+    assert set(chosen[:few]) == {(leader, Tier.INFLIGHT)}
+    computing = [worker for worker, tier in chosen if tier is Tier.NONE]
+    assert len(computing) == KNOBS.prefix_copies - 1 and leader not in computing
+    served = [sum(worker == one for worker, _ in chosen) + (one == leader) for one in (leader, *computing)]
+    assert sum(served) == 40 and max(served) - min(served) <= 1
+
+
+@pytest.mark.parametrize("workers", [8, 40])
+def test_whom_they_are_dealt_to_is_recorded_with_what_is_kept(workers: int) -> None:
+    fleet = a_fleet(workers)
+    leader = booked(fleet, asked("x0"))
+    fleet.account(fx.Accepted(AssignmentId("x0", 1)), 1.0)
+    chunks = candidates.variant(MODEL, asked("x0")).chain.chunks[:8]
+    held = tuple(
+        Resident(chunk.hash, chunk.end, tier, MODEL.fingerprint) for chunk in chunks for tier in (Tier.GPU, Tier.RAM)
+    )
+    observe(fleet, heartbeat(leader, tiers=TIERS, resident=held), now_ms=2_200.0)
+    for i in range(1, 80):
+        found = plan(fleet, asked(f"x{i}"), 2_200.0)
+        best = found.ranked[0].candidate
+        fleet.account(fx.Booked(AssignmentId(f"x{i}", 1), best), 2_200.0)
+        again = policy.rank(f"x{i}", found.ranked[::-1], (), KNOBS, found.draw)
+        assert again[0].candidate == best
+    most = max(fleet.herds.served(chunks[0].hash).values())
+    assert most <= max(KNOBS.herd_least, 80 / min(workers, KNOBS.ranked) * 1.3)
 
 
 def test_nobody_is_dealt_when_the_herd_is_over() -> None:
