@@ -15,6 +15,8 @@ from prove.stage import Stage
 from prove.streams import Seen, stream
 
 _NEW = 2
+_REST_S, _LOOK_S = 60.0, 0.2
+_PENDING = ("segue_worker_checkpoint_pending", "segue_worker_replicas_waiting")
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,18 @@ class Herd:
             raise RuntimeError(f"no cold prompt's answer: {seen.faults(prompt)}, {seen.served}")
         return ttft_ms
 
+    async def rest(self) -> None:
+        """Until what was computed is durable: who comes next does not pay for the writing. Raises TimeoutError."""
+        pages = [
+            f"http://{worker.child.spec.env['SEGUE_WORKER_METRICS_LISTEN']}/metrics"
+            for worker in self._stage.cluster.workers.values()
+        ]
+        async with asyncio.timeout(_REST_S):
+            while True:
+                if all([_written((await self._http.get(page)).text) for page in pages]):
+                    return
+                await asyncio.sleep(_LOOK_S)  # a gauge tells nobody that it has changed
+
     async def _one(self, prompt: Sequence[int]) -> tuple[Seen, float]:
         began, first = time.perf_counter(), 0.0
 
@@ -78,3 +92,9 @@ class Herd:
         body = {"max_tokens": _NEW}
         seen = await stream(self._http, stage.cluster.base_url, stage.model, prompt, body, piece)
         return seen, ((first or time.perf_counter()) - began) * 1e3
+
+
+def _written(metrics: str) -> bool:
+    """Whether a worker's metrics say that nothing is left to write. Raises KeyError if they do not say it."""
+    values = dict(line.rsplit(" ", 1) for line in metrics.splitlines() if line and not line.startswith("#"))
+    return all([float(values[name]) == 0 for name in _PENDING])

@@ -3,7 +3,8 @@
 Live, nobody may wait longer for the common beginning than computing it alone takes. What a request waits for besides
 (its own tokens, a lane, ninety-nine others at the ingress) is what it waits for when the beginning is resident
 already: so each herd is sent twice, and rank by rank the first may be later than the second by no more than a cold
-prompt of that length takes on an idle cluster. The noise floor is the spread of that time over its repetitions.
+prompt of that length takes on an idle cluster. The noise floor is the spread of that time over its repetitions. Before
+each herd the cluster comes to rest, so that none pays for what the one before has left to write.
 
 Simulated, eight workers are idle when the herd comes. A request's *wait for the common beginning* is the time from its
 arrival until a worker has taken it which then computes none of it, but fetches it or has it (or until a worker takes it
@@ -58,8 +59,9 @@ async def run(size: Size, stage: Stage | None) -> Outcome:
         cold, warm = list[Run](), list[Run]()
         for _ in range(rounds):
             shared = herd.prompt(length)
-            cold.append(await herd.together(shared, count, _OWN))
-            warm.append(await herd.together(shared, count, _OWN))
+            for runs in (cold, warm):
+                await herd.rest()
+                runs.append(await herd.together(shared, count, _OWN))
         told |= _live(checks, cold, warm, alone, len(at.cluster.workers), timed=size is Size.FULL)
     return checks.outcome(told)
 

@@ -358,7 +358,7 @@ def busy(knobs: PolicyKnobs = KNOBS) -> tuple[Fleet, dict[str, str]]:
 
 
 def test_of_many_who_come_when_it_is_there_all_but_the_first_few_are_dealt() -> None:
-    fleet, chosen = busy()
+    _, chosen = busy()
     first = {chosen[f"x{i}"] for i in range(1, KNOBS.herd_least)}
     assert len(first) == 1  # a few go where it is
     # Then the others catch up: 8 went to the first worker by themselves, 32 are dealt to 7.
