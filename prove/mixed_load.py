@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 import httpx
 
+from prove.processors import Processors
 from prove.prose import Prose
 from prove.stage import Stage
 from prove.streams import stream
@@ -35,11 +36,14 @@ class Lengths:
 
 @dataclass
 class Level:
-    """So many clients between two moments (unix ms); `forks`: ids of the requests that forked."""
+    """So many clients between two moments (unix ms); `busy`: the share of the machine's processors' time that was used
+    meanwhile, by whomever; `forks`: ids of the requests that forked.
+    """
 
     clients: int
     began_ms: int = 0
     ended_ms: int = 0
+    busy: float = 0.0
     requests: int = 0
     forks: set[str] = field(default_factory=set)
     faults: list[str] = field(default_factory=list)
@@ -57,7 +61,7 @@ class MixedLoad:
 
     async def play(self, clients: int, requests: int) -> Level:
         """`requests` in all."""
-        level = Level(clients, began_ms=round(time.time() * 1e3))
+        level, before = Level(clients, began_ms=round(time.time() * 1e3)), Processors.now()
         left = iter(range(requests))
 
         async def client() -> None:
@@ -69,7 +73,7 @@ class MixedLoad:
         async with asyncio.TaskGroup() as tasks:
             for _ in range(clients):
                 tasks.create_task(client())
-        level.ended_ms = round(time.time() * 1e3)
+        level.ended_ms, level.busy = round(time.time() * 1e3), Processors.now().busy_since(before)
         return level
 
     async def _one(self, level: Level) -> None:
