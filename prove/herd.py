@@ -21,13 +21,16 @@ _PENDING = ("segue_worker_checkpoint_pending", "segue_worker_replicas_waiting")
 
 @dataclass(frozen=True)
 class Run:
-    """One herd. `ttft_ms`: ascending; `shared`: tokens of the common beginning, whole chunks."""
+    """One herd. `ttft_ms`: ascending; `shared`: tokens of the common beginning, whole chunks; `stranger_ms`: the time to
+    first token of a prompt that nobody has seen and that was sent with them, 0 = none was.
+    """
 
     shared: int
     own: int
     seen: Sequence[Seen]
     ttft_ms: Sequence[float]
     faults: Sequence[str]
+    stranger_ms: float = 0.0
 
     @property
     def copies(self) -> float:
@@ -54,12 +57,19 @@ class Herd:
     def prompt(self, length: int) -> list[int]:
         return [self._draw.randrange(6, self._vocab) for _ in range(length)]
 
-    async def together(self, shared: Sequence[int], count: int, own: int) -> Run:
-        """`count` requests at once, each with `own` tokens of its own behind the common ones."""
+    async def together(self, shared: Sequence[int], count: int, own: int, *, stranger: bool = False) -> Run:
+        """`count` requests at once, each with `own` tokens of its own behind the common ones; with them a `stranger` of
+        that length.
+        """
         prompts = [[*shared, *self.prompt(own)] for _ in range(count)]
-        done = await asyncio.gather(*(self._one(prompt) for prompt in prompts))
+        strangers = [self.alone(len(shared) + own)] if stranger else []
+        *first, done = await asyncio.gather(*strangers, self._all(prompts))
         faults = [fault for prompt, (seen, _) in zip(prompts, done, strict=True) for fault in seen.faults(prompt)]
-        return Run(len(shared), own, [seen for seen, _ in done], sorted(ttft for _, ttft in done), faults)
+        ttft_ms = sorted(ttft for _, ttft in done)
+        return Run(len(shared), own, [seen for seen, _ in done], ttft_ms, faults, *first)
+
+    async def _all(self, prompts: Sequence[Sequence[int]]) -> list[tuple[Seen, float]]:
+        return await asyncio.gather(*(self._one(prompt) for prompt in prompts))
 
     async def alone(self, length: int) -> float:
         """TTFT in ms of a prompt that nobody has seen, with nobody beside it."""

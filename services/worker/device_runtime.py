@@ -43,6 +43,7 @@ from services.worker.runtime.measurements import (
     ahead_ms,
     prefill_timings,
     prompts_ms,
+    steady,
     step_ms,
     turnover,
     whole_prompts,
@@ -55,6 +56,7 @@ Sink = Callable[[Sequence[JobEvent]], None]
 _WARM_TOKENS = 300
 _WARM_SHORT = 16
 _WARM_NEW = 6
+_WARM_PROMPTS_S = 8.0
 _WARM_WITHIN_S = 300.0
 _NOBODY = "00" * 32
 
@@ -284,12 +286,17 @@ class DeviceRuntime:
     # --- warm-up ---
 
     def _warm_waves(self) -> Iterator[Sequence[Job]]:
-        """One prompt alone, several times, then all lanes twice: the first of each pays for what libraries compile."""
+        """One prompt alone until it has been as quick as it will be, then all lanes twice: the first of each pays for
+        what libraries compile.
+        """
         most = min(pages.total for pages in self._pool.pages().values()) * self._pool.sizes.page
         long, short = min(_WARM_TOKENS, most // 2), min(_WARM_SHORT, most // (4 * self._lanes))
         if long > 1:
-            for number in range(4):
-                yield [self._warm_job(f"prompt {number}", long)]
+            took: list[float] = []
+            while not steady(took) and sum(took) < _WARM_PROMPTS_S:
+                began = time.monotonic()
+                yield [self._warm_job(f"prompt {len(took)}", long)]
+                took.append(time.monotonic() - began)
         if short > 0 and self._lanes > 1:
             for number in range(2):
                 yield [self._warm_job(f"lane {lane}, {number}", short) for lane in range(self._lanes)]

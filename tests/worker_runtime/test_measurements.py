@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import random
+
 import pytest
 
 from services.worker.runtime.measurements import (
@@ -11,6 +14,7 @@ from services.worker.runtime.measurements import (
     ahead_ms,
     prefill_timings,
     prompts_ms,
+    steady,
     step_ms,
     turnover,
     whole_prompts,
@@ -122,6 +126,20 @@ def test_who_waits_takes_a_lane_too() -> None:
     assert turnover([9, 1, 5], [3, 3, 3], 3) == 7, "behind the third of them, which went behind the first"
     assert turnover([2] * 8, [2] * 92, 8) == 24
     assert turnover([], [4] * 8, 8) == 4 and turnover([4], [4] * 6, 8) == 0
+
+
+@pytest.mark.parametrize("crowded", [0, 1, 4, 9])
+def test_a_warm_up_outlasts_the_start_of_a_cluster(crowded: int) -> None:
+    """While other processes start, repetitions take long, and ever less; then they take what they take, about."""
+    draw = random.Random(crowded)
+    slow = (400.0 * 0.8**number * draw.uniform(0.97, 1.0) for number in range(crowded))
+    usual = (30.0 * draw.uniform(1.0, 1.1) for _ in itertools.count())
+    took: list[float] = []
+    for ms in itertools.chain(slow, usual):
+        if steady(took):
+            break
+        took.append(ms)
+    assert min(took) < 33.0 and len(took) <= crowded + 12
 
 
 def test_of_the_warm_up_the_quickest_counts_and_then_the_mean_of_late() -> None:

@@ -11,7 +11,7 @@ learnt of one that took far longer than those before it: a thread that was not r
 
 Of the warm-up's iterations the quickest counts. The first pays for what libraries compile, and while a cluster starts
 its processes keep each other from running; but a worker that seems several times as slow as the others gets no work,
-and would seem so for good.
+and would seem so for good. So it goes on until the quickest has not been beaten for a while (`steady`).
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from heapq import heapify, heapreplace
 _ALPHA = 0.1  # share of the older samples that one of weight 1 replaces
 _MOST = 2.0  # times the recent mean that a sample counts at most
 _SMALLEST_BUCKET = 256
+_UNBEATEN = 6  # repetitions of the warm-up
+_CLEARLY = 0.95
 _LEAST = 0.1  # share of an iteration that its prompt rows are charged at least
 
 
@@ -79,6 +81,11 @@ class Measurements:
 def length_bucket(length: int) -> int:
     """The smallest power of two >= length, at least 256."""
     return max(_SMALLEST_BUCKET, 1 << (length - 1).bit_length())
+
+
+def steady(took: Sequence[float]) -> bool:
+    """Whether the quickest of these repetitions is as quick as it gets: the last few did not beat it clearly."""
+    return len(took) > _UNBEATEN and min(took[-_UNBEATEN:]) > _CLEARLY * min(took[:-_UNBEATEN])
 
 
 @dataclass(slots=True)
