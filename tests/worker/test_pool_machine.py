@@ -33,7 +33,7 @@ from services.worker.pages.frames import Frames, PageState
 from services.worker.pages.pool import PagePool
 from services.worker.pages.residency import Match
 from services.worker.pages.restores import Restores
-from services.worker.pages.route import Continuation, Reservation
+from services.worker.pages.route import Continuation, Reservation, Route
 from services.worker.pages.sizing import GroupSpec, PageSizes
 from tests.worker.pool_device import Device, Slot, key, prefix_marks
 
@@ -147,6 +147,23 @@ class PoolMachine(RuleBasedStateMachine):
         job.end = self.pool.restored(key(job.number), landed)
         assert job.end in (before, landed)
         assert not landed or job.end == landed, "a restore that landed whole must count"
+
+    @precondition(lambda self: any(job.nodes for job in self.jobs))
+    @rule(pick=PICK, tokens=st.integers(200, 800), branch=st.booleans(), rows=st.sampled_from([1, SIZES.step]))
+    def overtake(self, pick: int, tokens: int, branch: bool, rows: int) -> None:
+        """A restore brings a part; before the run begins another one computes more of the same."""
+        job, before = choose([job for job in self.jobs if job.nodes], pick), len(self.jobs)
+        self.restore(pick, 1)
+        others = [other for other in self.jobs if other.pages is not None and other.root == job.root]
+        if branch or not others:
+            self.submit(job.root, (*job.tokens, 9), 40, ())
+            others = self.jobs[before:]
+        for other in others[-1:]:
+            goal = min(job.end + tokens, len(other.tokens))
+            while other.end < goal:
+                self.one_step(other, SIZES.step)
+        self.pool.check_integrity()
+        self.one_step(job, rows)
 
     @precondition(lambda self: self.stale)
     @rule(pick=PICK)
@@ -273,8 +290,8 @@ def walk(machine: PoolMachine, seed: int, steps: int) -> None:
     for _ in range(steps):
         pick = rng.getrandbits(16)
         match rng.choices(
-            ["reserve", "restore", "step", "finish", "lease", "unlease", "settle", "late", "all"],
-            [4 if deep else 8, 4, 16, 1.5, 8, 4, 6, 1, 0.5],
+            ["reserve", "restore", "overtake", "step", "finish", "lease", "unlease", "settle", "late", "all"],
+            [4 if deep else 8, 4, 3, 16, 1.5, 8, 4, 6, 1, 0.5],
         )[0]:
             case "reserve":
                 length = (
@@ -291,6 +308,8 @@ def walk(machine: PoolMachine, seed: int, steps: int) -> None:
                 )
             case "restore" if any(job.nodes for job in machine.jobs):
                 machine.restore(pick, rng.randrange(5))
+            case "overtake" if any(job.nodes for job in machine.jobs):
+                machine.overtake(pick, rng.randint(200, 800), bool(pick & 1), rng.choice([1, SIZES.step]))
             case "step" if machine.jobs:
                 machine.step(pick, rng.choice([1, 17, SIZES.step]), rng.choice([1, 4, 16]))
             case "finish" if machine.jobs:
@@ -372,6 +391,23 @@ def test_late_uploads_without_the_generation_check_are_noticed(monkeypatch: pyte
 def test_shared_window_pages_without_compensation_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Books, "owed", lambda self, match: [0] * len(self.groups))
     assert caught(seeds=60)
+
+
+def test_restored_pages_that_an_adopter_keeps_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    adopt, unmap, adopting = Admission.adopt, Books.unmap, list[Reservation]()
+
+    def watched(self: Admission, held: Reservation) -> None:
+        adopting.append(held)
+        adopt(self, held)
+        adopting.pop()
+
+    def keeping(self: Books, route: Route, g: int, page: int, heir: Reservation | None) -> int:
+        kept = heir is not None and heir in adopting and heir.brought and self.groups[g].window
+        return 0 if kept else unmap(self, route, g, page, heir)
+
+    monkeypatch.setattr(Admission, "adopt", watched)
+    monkeypatch.setattr(Books, "unmap", keeping)
+    assert caught()
 
 
 def test_a_lease_that_pins_nothing_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
