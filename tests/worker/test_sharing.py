@@ -6,6 +6,8 @@ import asyncio
 
 import pytest
 
+from libs.continuation.chain import chunks_after
+from libs.controller.catalog_facts import Chunk, Node
 from libs.controller.protocol import AssignmentId, ResultStatus, Tier
 from libs.controller.worker_table import Phase
 from services.worker.pages.admission import Wanted
@@ -168,3 +170,23 @@ def test_pages_behind_the_window_are_free_for_others_before_a_long_generation_en
     assert seen[-1] > seen[0] + 10, "most of the spares are free before the release"
     assert pool.evictions.pages[EvictionReason.WINDOW] > 0
     pool.release(key(1), 2.0)
+
+
+def test_what_a_restore_brought_is_not_written_again_by_who_then_adopts_more() -> None:
+    pool, of = PagePool([GroupSpec("full", 0, 400)], PageSizes(16, 256, 2_048)), Continuation("ff", "11" * 32, "")
+    nodes = tuple(
+        Node(Chunk(node.hash, node.parent, node.start, node.end)) for node in chunks_after(of.root, DOCUMENT[:512])
+    )
+    pool.reserve(key(1), Wanted(of, DOCUMENT, 1), 1.0)
+    pages = pool.job_pages(key(1))
+    pages.begin()
+    assert pool.reserve(key(2), Wanted(of, DOCUMENT, 1, chain=nodes), 2.0).restore == nodes
+    for fill in pool.plan_restore(key(2), nodes):
+        assert pool.landed(key(2), fill)
+    assert pool.restored(key(2), 512) == 512
+    # The device is one iteration ahead of the news: nothing of this is offered yet.
+    pages.prepare(800)
+    pages.computed(800)
+    assert pool.begin(key(2)).start == 768
+    assert [(found.start, found.end) for found in pool.progress(key(2))] == [(512, 768)]
+    pool.check_integrity()

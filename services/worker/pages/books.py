@@ -134,8 +134,9 @@ class Books:
             source.sources += 1
             self.refresh(source)
         route.end = reservation.base = boundary
-        route.offered = min(source.offered, boundary // self.sizes.chunk * self.sizes.chunk)
-        route.durable = min(source.durable, boundary)
+        # What was restored before is durable, whatever the source knows of it.
+        route.offered = max(route.offered, min(source.offered, boundary // self.sizes.chunk * self.sizes.chunk))
+        route.durable = max(route.durable, min(source.durable, boundary))
 
     def finish_copies(self, reservation: Reservation) -> None:
         """The branch has its own partial pages (or will not need them): their sources are free to go."""
