@@ -123,7 +123,7 @@ def plan(
             hold = holding.hold(asked, chosen, every)
             dealt = holding.drawn(asked, chosen, every)
         if herd is None and len(fleet.herds):
-            member = fleet.herds.member(request.request_id, [chunk.hash for chunk in chain.chunks], now_ms)
+            member = fleet.herds.member(request.request_id, chain.chunks, now_ms)
             joins = holding.joined(asked, chosen, every, member)
         if hold is not None:
             pruned["held"] += sum([way.boundary < hold.tokens for way in every])

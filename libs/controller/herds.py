@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from libs.continuation.chain import Node
 from libs.controller.protocol import AssignmentId
 
 _REMEMBERED = 4_096  # planned requests, and herds
@@ -29,9 +30,12 @@ class _Herd:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One of a herd. `prefix`: the first chunk that was new, by its hash; `seat`: how many came before."""
+    """One of a herd. `prefix`: the first chunk that was new, by its hash; `end`: where that ends; `seat`: how many came
+    before.
+    """
 
     prefix: str
+    end: int
     seat: int
 
 
@@ -69,9 +73,10 @@ class Herds:
         herd = self._herds.get(prefix)
         return {} if herd is None else herd.served
 
-    def member(self, request_id: str, hashes: Iterable[str], now_ms: float) -> Member | None:
+    def member(self, request_id: str, chunks: Iterable[Node], now_ms: float) -> Member | None:
         """Of the herd that one of these chunks belongs to. Planned again, a request keeps its seat."""
-        for prefix in hashes:
+        for chunk in chunks:
+            prefix = chunk.hash
             herd = self._herds.get(prefix)
             if herd is None:
                 continue
@@ -80,7 +85,7 @@ class Herds:
                 continue
             known = self._members.get(request_id)
             if known is None or known.prefix != prefix:
-                known = self._members[request_id] = Member(prefix, herd.seats)
+                known = self._members[request_id] = Member(prefix, chunk.end, herd.seats)
                 herd.seats += 1
                 _bound(self._members)
             return known

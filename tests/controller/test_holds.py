@@ -384,6 +384,22 @@ def test_where_one_alone_would_serve_them_another_computes_it_too(workers: int) 
     assert sum(served) == 40 and max(served) - min(served) <= 1
 
 
+def test_a_conversation_of_a_herd_that_goes_on_is_not_computed_once_more() -> None:
+    fleet, computing = a_fleet(tiers=TIERS[:3]), set()
+    for i in range(30):
+        best = plan(fleet, asked(f"x{i}"), 800.0 * (i > 0)).ranked[0].candidate
+        fleet.account(fx.Booked(AssignmentId(f"x{i}", 1), best), 800.0 * (i > 0))
+        fleet.account(fx.Accepted(AssignmentId(f"x{i}", 1)), 800.0)
+        computing |= {best.worker} if best.tier is Tier.NONE else set()
+    assert len(computing) == KNOBS.prefix_copies
+    chunks = candidates.variant(MODEL, asked("y", own=300)).chain.chunks
+    for worker, count in zip(sorted(computing), (8, 9), strict=True):
+        held = tuple(Resident(chunk.hash, chunk.end, Tier.GPU, MODEL.fingerprint) for chunk in chunks[:count])
+        observe(fleet, heartbeat(worker, tiers=TIERS[:3], resident=held), now_ms=3_000.0)
+    again = plan(fleet, asked("y", own=300), 3_000.0).ranked[0].candidate
+    assert (again.worker, again.tier, again.cached_tokens) == (max(computing), Tier.GPU, 2_304)
+
+
 @pytest.mark.parametrize("workers", [8, 40])
 def test_whom_they_are_dealt_to_is_recorded_with_what_is_kept(workers: int) -> None:
     fleet = a_fleet(workers)
