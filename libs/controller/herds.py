@@ -47,6 +47,7 @@ class Herds:
         self._herds: dict[str, _Herd] = {}
         self._members: dict[str, Member] = {}  # planned requests
         self._leads: dict[str, str] = {}  # requests that lead if they are booked
+        self._sent: dict[str, tuple[_Herd, str]] = {}  # requests that are counted, and at which worker
 
     def __len__(self) -> int:
         return len(self._herds)
@@ -57,7 +58,7 @@ class Herds:
         _bound(self._leads)
 
     def booked(self, assignment: AssignmentId, worker: str, now_ms: float) -> None:
-        """It is on its way to the worker."""
+        """It is on its way to the worker, and not to the one that had it before."""
         request_id = assignment.request_id
         prefix = self._leads.pop(request_id, None)
         if prefix is not None and prefix not in self._herds:
@@ -65,8 +66,13 @@ class Herds:
             _bound(self._herds)
         member = self._members.get(request_id)
         herd = self._herds.get(member.prefix if member is not None else prefix or "")
+        if (sent := self._sent.pop(request_id, None)) is not None:
+            sent[0].served[sent[1]] -= 1
+            herd = herd or sent[0]
         if herd is not None:
             herd.served[worker] += 1
+            self._sent[request_id] = (herd, worker)
+            _bound(self._sent)
 
     def served(self, prefix: str) -> Mapping[str, int]:
         """How many of its herd were sent to each worker."""

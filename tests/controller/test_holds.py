@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -418,6 +419,20 @@ def test_whom_they_are_dealt_to_is_recorded_with_what_is_kept(workers: int) -> N
         assert again[0].candidate == best
     most = max(fleet.herds.served(chunks[0].hash).values())
     assert most <= max(KNOBS.herd_least, 80 / min(workers, KNOBS.ranked) * 1.3)
+
+
+def test_who_is_offered_elsewhere_counts_there_alone() -> None:
+    fleet, wanted = a_fleet(2), [asked(f"x{i}") for i in range(12)]
+    last = Counter[str]()
+    for one in wanted:
+        ranked = plan(fleet, one, 100.0).ranked
+        offers = [next(option.candidate for option in ranked if option.candidate.worker == w) for w in ("w0", "w1")]
+        for number, candidate in enumerate((*offers, ranked[0].candidate), 1):
+            fleet.account(fx.Booked(AssignmentId(one.request_id, number), candidate), 100.0)
+            fleet.account(fx.Unbooked(AssignmentId(one.request_id, number)), 100.0)
+        last[ranked[0].candidate.worker] += 1
+    prefix = candidates.variant(MODEL, wanted[0]).chain.chunks[0].hash
+    assert +Counter(fleet.herds.served(prefix)) == last
 
 
 def test_nobody_is_dealt_when_the_herd_is_over() -> None:
