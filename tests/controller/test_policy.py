@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from dataclasses import replace
 
@@ -17,7 +18,18 @@ from libs.controller.discovery import Forgotten, Observed
 from libs.controller.facts import FactCache
 from libs.controller.fleet import Fleet
 from libs.controller.knobs import FactKnobs, PolicyKnobs
-from libs.controller.policy import Draw, prefill_cost, rank, scored, ttft_ms, work_ms
+from libs.controller.policy import (
+    Draw,
+    Score,
+    band_ms,
+    order,
+    prefill_cost,
+    rank,
+    scored,
+    seated,
+    ttft_ms,
+    work_ms,
+)
 from libs.controller.protocol import (
     AssignmentId,
     Candidate,
@@ -287,3 +299,36 @@ def test_who_is_dealt_goes_in_turn_to_those_who_need_not_compute_it() -> None:
         assert [option.candidate.worker for option in one[2:]] == ["c", "d"]
     shunned = rank("r", some, ("a",), draw=Draw("prefix", 0, 100.0, 512))
     assert [option.candidate.worker for option in shunned] == ["b", "c", "d", "a"]
+
+
+SCORES = st.tuples(
+    st.booleans(),
+    st.sampled_from([10.0, 10.1, 50.0, 90.0, 500.0]),
+    st.sampled_from("abcde"),
+    st.integers(1, 6),
+    st.sampled_from([0, 256, 512]),
+    st.just("f"),
+)
+
+
+@given(
+    st.lists(SCORES, min_size=1, max_size=16),
+    st.dictionaries(st.sampled_from("abcde"), st.integers(0, 5)),
+    st.sampled_from([0.0, 60.0, 1_000.0]),
+    st.sampled_from([0, 256]),
+    st.randoms(use_true_random=False),
+)
+def test_of_near_ties_the_worker_that_was_given_the_fewest_comes_first(
+    scores: list[Score], served: dict[str, int], band: float, tokens: int, rng: random.Random
+) -> None:
+    knobs, shuffled = PolicyKnobs(), rng.sample(scores, len(scores))
+    draw = seated(scores, knobs, Draw("prefix", 0, band, tokens), served)
+    ordered = [scores[index] for index in order("r", scores, knobs, draw)]
+    assert seated(shuffled, knobs, replace(draw, seat=0), served) == draw
+    assert [shuffled[index] for index in order("r", shuffled, knobs, draw)] == ordered
+    assert sorted(ordered) == sorted(scores)
+    shunned, best_ms = min(scores)[:2]
+    last_ms = max(band_ms(best_ms, knobs), best_ms + band)
+    near = {one[2] for one in scores if one[0] == shunned and one[1] <= last_ms and one[4] >= tokens}
+    least = min([served.get(worker, 0) for worker in near], default=0)
+    assert not near or (ordered[0][2] in near and served.get(ordered[0][2], 0) == least)
