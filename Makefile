@@ -11,7 +11,7 @@ ARGS ?=
 TESTS_worker := tests/worker tests/worker_runtime
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up demo test $(addprefix test-,$(SERVICES) $(LIBS) $(COMMANDS) e2e) prove peers k8s-check lint format protos lock clean
+.PHONY: help setup up demo test $(addprefix test-,$(SERVICES) $(LIBS) $(COMMANDS) e2e) prove compiled peers k8s-check lint format protos lock clean
 
 help:  ## this list
 	@grep -hE '^[a-z0-9%-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | awk -F'\t' '{printf "  %-12s %s\n", $$1, $$2}'
@@ -50,6 +50,9 @@ $(addprefix test-,$(LIBS) $(COMMANDS) e2e): test-%: setup
 
 prove: setup  ## a claim or a group of claims at full size (NAME=2-demo, NAME=2)
 	@$(BIN)/python -m prove $(NAME) $(ARGS)
+
+compiled: setup  ## what a replay of a large cell runs on (5-scale), as machine code in build/compiled; needs a C compiler
+	@$(BIN)/python -m prove.compiled
 
 # Another project's bench, for the claim that stands beside it; it takes torch from .venv. Never a dependency.
 PEERS := ai-dynamo-runtime==1.6.1 lmcache==0.5.6 aiofile==3.12.3 aiofiles==25.1.0 aiohappyeyeballs==2.7.1 aiohttp==3.14.5 aiosignal==1.4.0 \

@@ -1,8 +1,9 @@
 """How large a fleet one router decides for: the time of a decision, the memory of the residency index, prefix matching
 beside another project's index, and a replay of a large cluster with the real policy.
 
-The replay is one cell: one process, one router that decides for all workers. How far it is stands on standard error.
-Past its time it is given up, and the requests that were played tell how much of the target was reached.
+The replay is one cell: one process, one router that decides for all workers (`cell`). At full size its modules are
+compiled (`compiled`), the very ones that a router runs; shorter replays tell that they choose the same workers as they
+do interpreted, and what they take so. Without a C compiler all is interpreted, and the report says so.
 A decision is judged by the processor time it takes; the time on the wall, which other programs lengthen, is reported.
 """
 
@@ -15,22 +16,17 @@ import random
 import sys
 import tempfile
 import time
-from dataclasses import replace
+from collections.abc import Mapping
 from pathlib import Path
 
 from pydantic import JsonValue
 
 from libs.controller.protocol import Resident, Tier
 from libs.controller.residency import ResidencyIndex
-from libs.simulation.traces.costs import DECLARED, Error, TierSet
-from libs.simulation.traces.recorded import SHIPPED, read, scaled
-from libs.simulation.traces.replay import Setting, figures, loaded
-from libs.simulation.traces.replay import run as replay
-from libs.simulation.traces.synthetic import Copies
-from prove import decisions_bench
+from prove import cell, compiled, decisions_bench
 from prove.checks import Checks
 from prove.processes import finished, resident_bytes
-from prove.report import Claim, Outcome, Size
+from prove.report import ROOT, Claim, Outcome, Size
 from prove.stage import Stage
 
 CLAIM = Claim(
@@ -41,21 +37,9 @@ CLAIM = Claim(
     seed=54,
 )
 PEER = Path(__file__).resolve().parents[1] / ".venv-peers" / "bin" / "python"
-_LOAD = 0.6
-_TRACE = SHIPPED / "mooncake_synthetic_trace.jsonl"
-_COSTS = replace(DECLARED, ram_blocks=500, ssd_blocks=1_000, heartbeat_ms=2_000.0)
-"""Smaller tiers, so that the simulated blocks fit this machine; heartbeats as far apart as a large fleet's."""
 _PEER_S = 300.0
-_SHOWN_S = 20.0  # between two reports of progress
-_WITHIN_S = 1_200.0
-
-
-class _LateError(Exception):
-    """The replay's time is over after so many requests."""
-
-    def __init__(self, done: int) -> None:
-        self.done = done
-        super().__init__(f"{done} requests")
+_STARTS_S = 120.0  # what a replay may take beyond its own time
+_BOTH_PLAY = 20_000  # requests that are replayed compiled and interpreted
 
 
 async def run(size: Size, stage: Stage | None) -> Outcome:
@@ -69,11 +53,9 @@ async def run(size: Size, stage: Stage | None) -> Outcome:
     details["index"] = {**memory}
     checks.check("index, bytes a chunk", memory["bytes_per_chunk"], 200, memory["bytes_per_chunk"] <= 200 or not full)
     await _matching(checks, details, 3_125 if full else 100)
-    found = await asyncio.to_thread(_scale, *((1_000, 1_000_000) if full else (16, 200)))
-    details["replay"] = {**found}
     wanted = 1_000_000 if full else 200
-    name = f"replay, requests of {wanted:,} in {_WITHIN_S / 60:g} minutes"
-    checks.check(name, found["requests"], wanted, found["requests"] == wanted)
+    played = await _cell(checks, details, 1_000 if full else 16, wanted)
+    checks.check(f"replay, requests of {wanted:,} in {cell.WITHIN_S / 60:g} minutes", played, wanted, played == wanted)
     return checks.outcome(details)
 
 
@@ -134,52 +116,33 @@ async def _matching(checks: Checks, details: dict[str, JsonValue], count: int) -
     checks.check("matches a second over the peer's", round(ours / theirs, 2), 1.0, ours >= theirs or count < 1_000)
 
 
-def _scale(workers: int, requests: int) -> dict[str, JsonValue]:
-    began, worked = time.perf_counter(), time.process_time()
-    recorded = read(_TRACE, None if requests >= 10_000 else 300)
-    # Round robin in the tiers of the cell's workers, on one copy.
-    factor = loaded(recorded, _LOAD, TierSet.LOCAL, 8, _COSTS)
-    rows = Copies(scaled(recorded, factor), workers, requests)
-    setting = Setting("segue", TierSet.LOCAL, Error.REDRAWN, CLAIM.seed, workers, _COSTS)
-    shown = 0.0
-
-    def progress(done: int) -> None:
-        nonlocal shown
-        seconds = time.perf_counter() - began
-        if seconds > _WITHIN_S:
-            raise _LateError(done)
-        if seconds - shown >= _SHOWN_S:
-            shown = seconds
-            print(
-                f"  {done:,} of {requests:,} requests in {seconds:,.0f} s: "
-                f"{seconds / done * (requests - done) / 60:.1f} more minutes",
-                file=sys.stderr,
-                flush=True,
-            )
-
-    try:
-        one = figures(replay(rows, setting, progress))
-    except _LateError as late:
-        return {"workers": workers, "requests": late.done, **_spent(began, worked)}
-    return {
-        "ttft_ms": {"mean": round(one.mean, 1), "p50": round(one.p50, 1), "p99": round(one.p99, 1)},
-        "hit_by_tier": {tier: round(share, 3) for tier, share in one.hit_by_tier.items()},
-        "max_over_mean_busy": round(one.max_over_mean_busy, 3),
-        "max_over_mean_work": round(one.max_over_mean_work, 3),
-        "decisions_per_s": round(one.decisions_per_s),
-        "workers": workers,
-        "requests": requests,
-        **_spent(began, worked),
-    }
+async def _cell(checks: Checks, details: dict[str, JsonValue], workers: int, requests: int) -> int:
+    """Returns how many requests were played. At full size on compiled modules, which are held against the interpreter
+    on fewer requests before.
+    """
+    environment: Mapping[str, str] = {**os.environ, "PYTHONPATH": str(ROOT)}
+    if requests > _BOTH_PLAY:
+        interpreted = await _played(environment, workers, _BOTH_PLAY)
+        details["replay_interpreted"] = interpreted
+        try:
+            environment = compiled.environment(await compiled.ready())
+        except compiled.NotCompiledError as error:
+            details["not_compiled"] = str(error)
+        else:
+            short = await _played(environment, workers, _BOTH_PLAY)
+            details["replay_compiled"] = short
+            checks.equal("choices of the compiled modules", short["chosen"], interpreted["chosen"])
+    found = await _played(environment, workers, requests)
+    details["replay"] = found
+    played = found["requests"]
+    assert isinstance(played, int)
+    return played
 
 
-def _spent(began: float, worked: float) -> dict[str, JsonValue]:
-    return {
-        "minutes": round((time.perf_counter() - began) / 60, 2),
-        "processor_minutes": round((time.process_time() - worked) / 60, 2),
-        "resident_mb": round(resident_bytes(os.getpid()) / 1e6),
-    }
-
-
-if __name__ == "__main__":
-    print(json.dumps(_scale(int(sys.argv[1]), int(sys.argv[2])), indent=2))
+async def _played(environment: Mapping[str, str], workers: int, requests: int) -> dict[str, JsonValue]:
+    argv = [sys.executable, "-P", "-m", "prove.cell", str(workers), str(requests)]
+    done = await finished(argv, cell.WITHIN_S + _STARTS_S, env=environment, loud=True)
+    if done.code:
+        raise RuntimeError(f"the replay of {workers} workers ended with {done.code}: see above")
+    found: dict[str, JsonValue] = json.loads(done.stdout)
+    return found

@@ -42,10 +42,13 @@ async def finished(
     *,
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
+    loud: bool = False,
 ) -> Finished:
-    """Runs a command to its end. `env` replaces the whole environment. Raises TooLongError."""
+    """Runs a command to its end. `env` replaces the whole environment; with `loud` what it says on stderr goes to this
+    process's and is not kept. Raises TooLongError.
+    """
     began = time.monotonic()
-    async with started(argv, env=env, cwd=cwd) as process:
+    async with started(argv, env=env, cwd=cwd, loud=loud) as process:
         try:
             async with asyncio.timeout(within):
                 out, err = await process.communicate()
@@ -53,21 +56,27 @@ async def finished(
             raise TooLongError(f"{' '.join(argv)[:200]}: not ended within {within:g} s") from None
     assert process.returncode is not None
     seconds = time.monotonic() - began
-    return Finished(process.returncode, out.decode(errors="replace"), err.decode(errors="replace"), seconds)
+    return Finished(process.returncode, out.decode(errors="replace"), (err or b"").decode(errors="replace"), seconds)
 
 
 @asynccontextmanager
 async def started(
-    argv: Sequence[str], *, env: Mapping[str, str] | None = None, cwd: Path | None = None, talk: bool = False
+    argv: Sequence[str],
+    *,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    talk: bool = False,
+    loud: bool = False,
 ) -> AsyncIterator[asyncio.subprocess.Process]:
     """A running command; its whole process group is killed at the end if it still runs. With `talk` it has a stdin, and
-    what it says on stderr is not kept.
+    what it says on stderr is not kept; with `loud` that goes to this process's stderr.
     """
+    errors = asyncio.subprocess.DEVNULL if talk else asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(
         *argv,
         stdin=asyncio.subprocess.PIPE if talk else asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL if talk else asyncio.subprocess.PIPE,
+        stderr=None if loud else errors,
         env=None if env is None else dict(env),
         cwd=cwd,
         start_new_session=True,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -28,8 +28,7 @@ _GPU = 4  # the place of staging in a table's tiers
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict(Generic[T]):
+class Verdict(NamedTuple, Generic[T]):
     """Who is left, and how many are out for which reason. `looked_at`: workers seen for the first time."""
 
     left: T

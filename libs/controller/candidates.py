@@ -292,7 +292,7 @@ class _Planning:
             self.entry.model.fingerprint,
             way.tier,
             way.boundary,
-            int(way.size),
+            way.size,
             terms.queue_ms,
             way.load_ms,
             way.restore_ms,

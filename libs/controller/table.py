@@ -37,7 +37,7 @@ REST = 32  # what is left, on average, of the step that runs when a request arri
 _ROWS = 33
 
 TIERS = (Tier.RAM, Tier.SSD, Tier.PEER, Tier.OBJECT, Tier.GPU)  # the last stands for staging to device
-SOURCES = TIERS[:4]
+SOURCES: tuple[Tier, ...] = TIERS[:4]
 NO_WAY = 9.0  # the ORDER of a tier that the worker has no way to
 _NEVER = 1e30  # its latency, ms
 _ANY = math.inf  # a limit that was not said

@@ -55,7 +55,7 @@ class Way:
     name: str = ""
     load_ms: float = 0.0
     restore_ms: float = 0.0
-    size: float = 0.0
+    size: int = 0
     link: int = -1
     begin: int = 0
     first_ms: float = 0.0

@@ -131,7 +131,9 @@ class LongestPrefix(Believing):
 class CacheAware(Believing):
     """The longest prefix if it is long enough and nobody is overloaded; else the emptiest, or the least busy."""
 
-    CACHE, ABSOLUTE, RELATIVE = 0.3, 64, 1.5
+    CACHE = 0.3
+    ABSOLUTE = 64
+    RELATIVE = 1.5
 
     def choose(self, number: int, request: Recorded, now: float) -> int:
         del number, now

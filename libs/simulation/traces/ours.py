@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
 
 from libs.continuation import chain as chains
 from libs.controller import candidates
@@ -113,7 +112,7 @@ class Segue(Policy):
             self._blocks = _Blocks({number: block for number, block in self._blocks.items() if block.disks})
             self._most = len(self._blocks) + _KEPT
         # Nothing reads the tokens: the chain is given, and no worker advertises a tail.
-        tokens = cast("tuple[int, ...]", range(request.input_tokens))
+        tokens = (0,) * request.input_tokens
         asked = GenerationRequest(name, "m", tokens, request.input_tokens, max(1, request.output_tokens))
         blocks = [self._blocks[one] for one in request.blocks]
         links = self._chain(request, blocks)
