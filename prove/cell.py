@@ -21,6 +21,7 @@ from libs.simulation.traces.recorded import SHIPPED, read, scaled
 from libs.simulation.traces.replay import Setting, figures, loaded
 from libs.simulation.traces.replay import run as replay
 from libs.simulation.traces.synthetic import Copies
+from prove import large_pages
 from prove.processes import resident_bytes
 
 WITHIN_S = 1_200.0
@@ -30,6 +31,7 @@ _TRACE = SHIPPED / "mooncake_synthetic_trace.jsonl"
 _COSTS = replace(DECLARED, ram_blocks=500, ssd_blocks=1_000, heartbeat_ms=2_000.0)
 """Smaller tiers, so that the simulated blocks fit this machine; heartbeats as far apart as a large fleet's."""
 _SHOWN_S = 20.0  # between two reports of progress
+_GROWN = 1 << 13  # requests after which there is much more memory
 
 
 class _LateError(Exception):
@@ -55,6 +57,8 @@ def play(workers: int, requests: int) -> dict[str, JsonValue]:
         seconds = time.perf_counter() - began
         if seconds > WITHIN_S:
             raise _LateError(done)
+        if done % _GROWN == 0:
+            large_pages.collapse()
         if seconds - shown >= _SHOWN_S:
             shown = seconds
             print(

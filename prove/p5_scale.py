@@ -23,7 +23,7 @@ from pydantic import JsonValue
 
 from libs.controller.protocol import Resident, Tier
 from libs.controller.residency import ResidencyIndex
-from prove import cell, compiled, decisions_bench
+from prove import cell, compiled, decisions_bench, large_pages
 from prove.checks import Checks
 from prove.processes import finished, resident_bytes
 from prove.report import ROOT, Claim, Outcome, Size
@@ -120,12 +120,12 @@ async def _cell(checks: Checks, details: dict[str, JsonValue], workers: int, req
     """Returns how many requests were played. At full size on compiled modules, which are held against the interpreter
     on fewer requests before.
     """
-    environment: Mapping[str, str] = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment: Mapping[str, str] = {**os.environ, "PYTHONPATH": str(ROOT), **large_pages.ENVIRONMENT}
     if requests > _BOTH_PLAY:
         interpreted = await _played(environment, workers, _BOTH_PLAY)
         details["replay_interpreted"] = interpreted
         try:
-            environment = compiled.environment(await compiled.ready())
+            environment = {**compiled.environment(await compiled.ready()), **large_pages.ENVIRONMENT}
         except compiled.NotCompiledError as error:
             details["not_compiled"] = str(error)
         else:

@@ -173,11 +173,10 @@ class ResidencyIndex:
             self.forget(worker)
         slot = self.slot(worker)
         # What went goes first: a boundary may leave a tier and come back within one heartbeat's interval.
-        remove, add = self._remove, self.add
         for gone in heartbeat.gone:
-            remove(slot, hash(gone.hash) & _KEY_BITS, gone.tier)
+            self._remove(slot, hash(gone.hash) & _KEY_BITS, gone.tier)
         for resident in heartbeat.resident:
-            add(slot, resident, now_ms)
+            self.add(slot, resident, now_ms)
 
     def forget(self, worker: str) -> None:
         """All of a worker's boundaries."""
@@ -275,11 +274,12 @@ class ResidencyIndex:
             if slot not in self.coming.get(key, ()):
                 return
             self._arrived(slot, key)
+            both = self.gpu.get(key, 0) | self.ram.get(key, 0)
         else:
             if tier is _GPU:
-                holders = self.gpu
+                holders, others = self.gpu, self.ram
             elif tier is _RAM:
-                holders = self.ram
+                holders, others = self.ram, self.gpu
                 if self.parts:
                     self._part(slot, key, ())
             else:
@@ -292,7 +292,8 @@ class ResidencyIndex:
                 holders[key] = self._share(new)
             else:
                 del holders[key]
-        both, coming = self.gpu.get(key, 0) | self.ram.get(key, 0), self.coming.get(key)
+            both = new | others.get(key, 0)
+        coming = self.coming.get(key)
         if both >> slot & 1 or (coming is not None and slot in coming):
             return
         self._counts[slot] -= 1
