@@ -66,7 +66,7 @@ class Prefixes:
         if index.tail_ends:
             self._find_tails(request, chain, runs[: knobs.tail_parents], index)
         np.maximum(self.own, self.device, out=self.own)
-        self.settled = int(self.own.max()) if self.size else 0
+        self.settled = int(np.maximum.reduce(self.own)) if self.size else 0
         for slot, boundaries in self.coming.items():
             self.own[slot] = max(self.own[slot], max(boundaries)[0])
 
@@ -176,13 +176,11 @@ def considered(
     near = able & (own > 0)
     far = able ^ near
     out: dict[str, int] = {}
-    full = table.rows[rows.ROOM] < wanted
-    if full.any():
-        full &= far
-        count = int(np.count_nonzero(full))
-        if count:
-            out["capacity"] = count
-            far ^= full
+    full = far & (table.rows[rows.ROOM] < wanted)
+    count = int(np.count_nonzero(full))
+    if count:
+        out["capacity"] = count
+        far ^= full
     bound = _bounds(own, table, sources.shared(), len(request.tokens), now_ms) + min(fixed)
     chosen: list[tuple[float, int]] = []
     for group, most in ((near, knobs.considered), (far, knobs.considered_others)):

@@ -239,7 +239,7 @@ class _Planning:
         new = entry.chain.full_end - settled
         if new <= 0 or not self.able:
             return policy.BY_REQUEST
-        if new * float(self.table.per_token(self.length)[able].min()) < self.knobs.hold_least_ms:
+        if new * float(np.minimum.reduce(self.table.per_token(self.length)[able])) < self.knobs.hold_least_ms:
             return policy.BY_REQUEST
         return policy.Draw(next(chunk.hash for chunk in entry.chain.chunks if chunk.end > settled))
 

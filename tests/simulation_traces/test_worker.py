@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from libs.simulation.traces.costs import DECLARED, Costs, TierSet
 from libs.simulation.traces.recorded import Recorded
-from libs.simulation.traces.tiers import Directory, Local, Tiers
+from libs.simulation.traces.tiers import Changes, Directory, Local, Tiers
 from libs.simulation.traces.worker import Job, Worker
 
 
@@ -166,7 +166,10 @@ def as_plain(capacities: tuple[int, int, int], uses: Sequence[tuple[int, bool]],
             one.use(prompt)
             assert list(tiers._held[tier]) == one.held and set(directory.holders[tier]) == set(one.held)
             if looks:
-                assert tiers.drain(tier) == tuple([(block, block in one.held) for block in one.changed])
+                entered, left = [
+                    [block for block in one.changed if (block in one.held) == is_in] for is_in in (True, False)
+                ]
+                assert tiers.drain(tier) == Changes(tuple(entered), tuple(left))
                 one.changed.clear()
 
 

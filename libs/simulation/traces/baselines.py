@@ -40,8 +40,10 @@ class Believing(Policy):
 
     def heard(self, sample: Sample, now: float) -> None:
         del now
-        for block, there in sample.ssd:
-            self._set(block, sample.worker, there)
+        for block in sample.ssd.entered:
+            self._set(block, sample.worker, True)
+        for block in sample.ssd.left:
+            self._set(block, sample.worker, False)
 
     def finished(self, worker: int, job: Job, now: float) -> None:
         del now

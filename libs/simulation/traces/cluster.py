@@ -163,8 +163,7 @@ class Cluster:
                 self._coming(worker, job, now, said, coming)
         worker.arrivals.clear()
         device = tiers.drain(Local.DEVICE)
-        if device:
-            said.difference_update([block for block, _ in device])
+        said.difference_update(device.entered, device.left)
         return Sample(
             worker.number,
             now,

@@ -18,7 +18,7 @@ from libs.simulation.traces.ours import Segue
 from libs.simulation.traces.recorded import Recorded
 from libs.simulation.traces.replay import spread
 from libs.simulation.traces.routing import Factors, Sample
-from libs.simulation.traces.tiers import Directory
+from libs.simulation.traces.tiers import UNCHANGED, Changes, Directory
 
 BLOCKS = 5_859  # of a worker
 ORDERS = ("unbounded", "round-robin", "longest-prefix", "balanced", "segue")
@@ -113,19 +113,20 @@ class _Ours(_Chooser):
         costs = replace(DECLARED, stale_ms=0.0, hop_ms=0.0)
         self._token_ms = costs.prefill_ms
         self._segue = Segue(len(caches.held), 0, costs, TierSet.LOCAL, Directory())
-        self._changed: list[tuple[tuple[int, bool], ...]] = [()] * len(caches.held)
+        self._changed = [UNCHANGED] * len(caches.held)
 
     def choose(self, number: int, row: Recorded) -> int:
         work, now = self.caches.work, float(number)
         mean = max(1.0, sum(work) / len(work))
         for worker, changed in enumerate(self._changed):
             queue = row.input_tokens * self._token_ms * work[worker] / mean
-            self._segue.heard(Sample(worker, now, queue, 0, 0, 0, changed, (), (), (), Factors()), now)
-            self._changed[worker] = ()
+            self._segue.heard(Sample(worker, now, queue, 0, 0, 0, changed, UNCHANGED, UNCHANGED, (), Factors()), now)
+            self._changed[worker] = UNCHANGED
         return self._segue.choose(number, row, now)
 
     def given(self, worker: int, changed: list[tuple[int, bool]]) -> None:
-        self._changed[worker] = tuple(changed)
+        entered, left = [block for block, there in changed if there], [block for block, there in changed if not there]
+        self._changed[worker] = Changes(tuple(entered), tuple(left))
 
 
 def order_only(rows: Sequence[Recorded], policy: str, workers: int = 8, blocks: int = BLOCKS) -> Ordered:

@@ -35,7 +35,7 @@ from libs.controller.router_effects import Accepted, Booked, Measured, Unbooked
 from libs.simulation.traces.costs import Costs, TierSet, Transfer
 from libs.simulation.traces.recorded import BLOCK_TOKENS, Recorded
 from libs.simulation.traces.routing import Factors, Policy, Sample
-from libs.simulation.traces.tiers import Directory
+from libs.simulation.traces.tiers import UNCHANGED, Directory
 from libs.simulation.traces.worker import Job
 
 _ROOT = "0" * 64
@@ -103,7 +103,7 @@ class Segue(Policy):
         self._coming: list[set[int]] = [set() for _ in range(workers)]  # blocks told of as coming, by worker
         self._most = _KEPT
         for number in range(workers):
-            first = Sample(number, 0.0, 0.0, 0, 0, 0, (), (), (), (), Factors())
+            first = Sample(number, 0.0, 0.0, 0, 0, 0, UNCHANGED, UNCHANGED, UNCHANGED, (), Factors())
             self.fleet.observe(Observed(self._heartbeat(first), True, True), 0.0)
 
     def choose(self, number: int, request: Recorded, now: float) -> int:
@@ -133,10 +133,13 @@ class Segue(Policy):
 
     def heard(self, sample: Sample, now: float) -> None:
         bit = self._bits[sample.worker]
-        for number, there in sample.ssd:
+        for number in sample.ssd.entered:
             block = self._blocks[number]
-            if bool(block.disks & bit) != there:
-                block.disks = block.disks ^ bit if block.disks else bit
+            block.disks = block.disks | bit if block.disks else bit
+        for number in sample.ssd.left:
+            block = self._blocks[number]
+            if block.disks & bit:
+                block.disks ^= bit
         self.fleet.observe(Observed(self._heartbeat(sample), False, True), now)
 
     def finished(self, worker: int, job: Job, now: float) -> None:
@@ -195,16 +198,13 @@ class Segue(Policy):
         ]
         gone: list[Gone] = []
         for tier, changes in ((_GPU, sample.device), (_RAM, sample.ram)):
-            for block, there in changes:
-                if there:
-                    resident.append(Resident(blocks[block].name, BLOCK_TOKENS, tier, model))
-                else:
-                    gone.append(Gone(blocks[block].name, tier))
-        for block, there in sample.device:
+            resident += [Resident(blocks[block].name, BLOCK_TOKENS, tier, model) for block in changes.entered]
+            gone += [Gone(blocks[block].name, tier) for block in changes.left]
+        coming.difference_update(sample.device.entered)
+        for block in sample.device.left:
             if block in coming:
                 coming.remove(block)
-                if not there:
-                    gone.append(Gone(blocks[block].name, _INFLIGHT))
+                gone.append(Gone(blocks[block].name, _INFLIGHT))
         coming.update([block for block, _ in sample.coming])
         return Heartbeat(
             worker=name,

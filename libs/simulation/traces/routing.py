@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 from libs.simulation.traces.recorded import Recorded
+from libs.simulation.traces.tiers import Changes
 from libs.simulation.traces.worker import Job
 
 
@@ -24,7 +25,7 @@ class Factors:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What a worker says. Blocks with whether they are there: what changed in the tier since the last sample.
+    """What a worker says: of its tiers, what changed since the last sample.
 
     `coming`: blocks that jobs at the worker compute, each with ms until it is there, counted from `taken_ms`;
     `dropped`: blocks said to be coming that are no longer.
@@ -36,9 +37,9 @@ class Sample:
     active: int
     decoding: int
     waiting: int
-    device: tuple[tuple[int, bool], ...]
-    ram: tuple[tuple[int, bool], ...]
-    ssd: tuple[tuple[int, bool], ...]
+    device: Changes
+    ram: Changes
+    ssd: Changes
     coming: tuple[tuple[int, float], ...]
     factors: Factors
 

@@ -8,6 +8,7 @@ follows. Capacity is counted in blocks that may be reused; pages of running requ
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import IntEnum
 from itertools import islice
 
@@ -20,6 +21,17 @@ class Local(IntEnum):
     DEVICE = 0
     RAM = 1
     SSD = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """Blocks that a tier has since it was last looked at, and those that it has no more."""
+
+    entered: tuple[int, ...] = ()
+    left: tuple[int, ...] = ()
+
+
+UNCHANGED = Changes()
 
 
 class Directory:
@@ -89,9 +101,15 @@ class Tiers:
                 for block in gone:
                     self._directory.clear(tier, block, self._bit)
 
-    def drain(self, tier: Local) -> tuple[tuple[int, bool], ...]:
-        """What changed since the last call, and whether it is there."""
-        changed = self.changed[tier]
-        found = tuple(zip(changed, map(self._held[tier].__contains__, changed), strict=True))
+    def drain(self, tier: Local) -> Changes:
+        """What changed since the last call."""
+        changed, held = self.changed[tier], self._held[tier]
+        entered: list[int] = []
+        left: list[int] = []
+        for block in changed:
+            if block in held:
+                entered.append(block)
+            else:
+                left.append(block)
         changed.clear()
-        return found
+        return Changes(tuple(entered), tuple(left))
