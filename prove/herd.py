@@ -21,8 +21,8 @@ _PENDING = ("segue_worker_checkpoint_pending", "segue_worker_replicas_waiting")
 
 @dataclass(frozen=True)
 class Run:
-    """One herd. `ttft_ms`: ascending; `shared`: tokens of the common beginning, whole chunks; `stranger_ms`: the time to
-    first token of a prompt that nobody has seen and that was sent with them, 0 = none was.
+    """One herd. `ttft_ms`: ascending; `shared`: tokens of the common beginning, whole chunks; `stranger_ms`: that of a
+    prompt that nobody has seen and that was sent with them; 0 = none was.
     """
 
     shared: int

@@ -117,8 +117,8 @@ def plan(
         every = next(found.found for one, found in made if one is planning)
         chain = planning.entry.chain
         leads, dealt, joins = holding.leads(asked, chosen, chain.full_end), None, None
-        if leads and draw.name:
-            fleet.herds.leads(request.request_id, draw.name)
+        if leads and planning.draw.name:
+            fleet.herds.leads(request.request_id, planning.draw.name, chain.chunks)
         if holding.worth_asking(planning.prefixes, herd):
             hold = holding.hold(asked, chosen, every)
             dealt = holding.drawn(asked, chosen, every)

@@ -10,7 +10,7 @@ that is long known is nobody's news.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -24,14 +24,15 @@ _T = TypeVar("_T")
 @dataclass(slots=True)
 class _Herd:
     until_ms: float
+    chain: frozenset[str]  # the chunks of the request that led, by their hashes
     seats: int = 0
     served: Counter[str] = field(default_factory=Counter)  # how many were sent to each worker
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One of a herd. `prefix`: the first chunk that was new, by its hash; `end`: where that ends; `seat`: how many came
-    before.
+    """One of a herd. `prefix`: the first chunk that was new, by its hash; `end`: of what it has in common with who led;
+    `seat`: how many came before.
     """
 
     prefix: str
@@ -46,26 +47,27 @@ class Herds:
         self._herd_ms = herd_ms
         self._herds: dict[str, _Herd] = {}
         self._members: dict[str, Member] = {}  # planned requests
-        self._leads: dict[str, str] = {}  # requests that lead if they are booked
+        self._leads: dict[str, tuple[str, Sequence[Node]]] = {}  # requests that lead if they are booked
         self._sent: dict[str, tuple[_Herd, str]] = {}  # requests that are counted, and at which worker
 
     def __len__(self) -> int:
         return len(self._herds)
 
-    def leads(self, request_id: str, prefix: str) -> None:
-        """If this request is booked, the prefix is being computed."""
-        self._leads[request_id] = prefix
+    def leads(self, request_id: str, prefix: str, chunks: Sequence[Node]) -> None:
+        """If this request is booked, the prefix is being computed; `chunks`: all of its own."""
+        self._leads[request_id] = prefix, chunks
         _bound(self._leads)
 
     def booked(self, assignment: AssignmentId, worker: str, now_ms: float) -> None:
         """It is on its way to the worker, and not to the one that had it before."""
         request_id = assignment.request_id
-        prefix = self._leads.pop(request_id, None)
-        if prefix is not None and prefix not in self._herds:
-            self._herds[prefix] = _Herd(now_ms + self._herd_ms)
+        prefix, chunks = self._leads.pop(request_id, ("", ()))
+        if prefix and prefix not in self._herds:
+            self._expire(now_ms)
+            self._herds[prefix] = _Herd(now_ms + self._herd_ms, frozenset([chunk.hash for chunk in chunks]))
             _bound(self._herds)
         member = self._members.get(request_id)
-        herd = self._herds.get(member.prefix if member is not None else prefix or "")
+        herd = self._herds.get(member.prefix if member is not None else prefix)
         if (sent := self._sent.pop(request_id, None)) is not None:
             sent[0].served[sent[1]] -= 1
             herd = herd or sent[0]
@@ -79,23 +81,25 @@ class Herds:
         herd = self._herds.get(prefix)
         return {} if herd is None else herd.served
 
-    def member(self, request_id: str, chunks: Iterable[Node], now_ms: float) -> Member | None:
+    def member(self, request_id: str, chunks: Sequence[Node], now_ms: float) -> Member | None:
         """Of the herd that one of these chunks belongs to. Planned again, a request keeps its seat."""
-        for chunk in chunks:
-            prefix = chunk.hash
-            herd = self._herds.get(prefix)
-            if herd is None:
-                continue
-            if herd.until_ms <= now_ms:
-                del self._herds[prefix]
-                continue
-            known = self._members.get(request_id)
-            if known is None or known.prefix != prefix:
-                known = self._members[request_id] = Member(prefix, chunk.end, herd.seats)
-                herd.seats += 1
-                _bound(self._members)
-            return known
-        return None
+        self._expire(now_ms)
+        prefix = next((chunk.hash for chunk in chunks if chunk.hash in self._herds), None)
+        if prefix is None:
+            return None
+        known = self._members.get(request_id)
+        if known is None or known.prefix != prefix:
+            herd = self._herds[prefix]
+            end = max([chunk.end for chunk in chunks if chunk.hash in herd.chain], default=0)
+            known = self._members[request_id] = Member(prefix, end, herd.seats)
+            herd.seats += 1
+            _bound(self._members)
+        return known
+
+    def _expire(self, now_ms: float) -> None:
+        """They began in the order in which they are kept."""
+        while self._herds and (first := next(iter(self._herds.items())))[1].until_ms <= now_ms:
+            del self._herds[first[0]]
 
 
 def _bound(kept: dict[str, _T]) -> None:

@@ -117,23 +117,21 @@ def joined(of: Request, best: Way, ways: Sequence[Way], member: Member | None) -
     spared_ms = best.boundary * best.terms.prefill_ms
     if spared_ms < of.knobs.hold_least_ms:
         return None
-    # A worker that would compute a part of it again is none to deal to.
+    # A worker that would compute a part of it again is none to deal to; and who goes on where the herd has nothing in
+    # common any more is no reason to compute that once more.
     tokens = best.boundary // CHUNK_TOKENS * CHUNK_TOKENS
     dealt = Draw(member.prefix, 0, spared_ms / of.knobs.deal_gain, tokens)
-    if not _wants_copy(of, ways, member.end, best.ttft_ms + dealt.band_ms):
+    if tokens > member.end or not _wants_copy(of, ways, tokens, best.ttft_ms + dealt.band_ms):
         return dealt
     alone_ms = of.length * best.terms.prefill_ms + best.terms.first_ms
     return Draw(member.prefix, 0, max(0.0, band_ms(alone_ms, of.knobs) - best.ttft_ms))
 
 
-def _wants_copy(of: Request, ways: Sequence[Way], end: int, last_ms: float) -> bool:
-    """Whether one worker alone would serve the herd, as others can neither fetch the prefix nor compute it already.
-
-    Whoever has the first chunk of it, which ends at `end`: of a conversation that goes on one worker has more.
-    """
+def _wants_copy(of: Request, ways: Sequence[Way], tokens: int, last_ms: float) -> bool:
+    """Whether one worker alone would serve the herd, as others can neither fetch the prefix nor compute it already."""
     copies = min(of.knobs.prefix_copies, of.able)
-    takers = {way.terms.slot for way in ways if way.boundary >= end and way.ttft_ms <= last_ms}
-    return len(takers) < copies and len(_led(of, end - 1)) < copies
+    takers = {way.terms.slot for way in ways if way.boundary >= tokens and way.ttft_ms <= last_ms}
+    return len(takers) < copies and len(_led(of, tokens - 1)) < copies
 
 
 def leads(of: Request, best: Way, full_end: int) -> bool:
