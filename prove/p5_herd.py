@@ -5,7 +5,8 @@ Live, nobody may wait longer for the common beginning than computing it alone ta
 beginning is resident already: so each herd is sent twice, and rank by rank the first may be later than the second by no
 more than computing takes a *stranger*: a prompt of that length that nobody has seen, sent with the second herd, less
 the quickest of that herd. The noise floor is the spread of the time that such a prompt takes on the idle cluster.
-Before each herd the cluster comes to rest, so that none pays for what the one before has left to write.
+Before each herd the cluster comes to rest, so that none pays for what the one before has left to write; before the
+first, prompts side by side have measured both workers.
 
 Simulated, eight workers are idle when the herd comes. A request's *wait for the common beginning* is the time from its
 arrival until a worker has taken it which then computes none of it, but fetches it or has it (or until a worker takes it
@@ -18,6 +19,7 @@ What that costs, the fetch on top, is told as the longest time to first token ov
 
 from __future__ import annotations
 
+import asyncio
 import json
 import statistics
 from collections.abc import Sequence
@@ -51,11 +53,13 @@ async def run(size: Size, stage: Stage | None) -> Outcome:
     """See the module."""
     checks = Checks()
     told: dict[str, JsonValue] = {"simulated": _simulated(checks)}
-    count, length, rounds = (100, 2_048, 5) if size is Size.FULL else (24, 768, 1)
+    count, length, rounds = (100, 3_072, 5) if size is Size.FULL else (24, 768, 1)
     async with AsyncExitStack() as stack:
         at = stage or await stack.enter_async_context(staged("tiny", workers=2, threads=1, worker_settings=_SETTINGS))
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=200)
         herd = Herd(at, await stack.enter_async_context(httpx.AsyncClient(limits=limits)), CLAIM.seed)
+        for _ in range(4 if size is Size.FULL else 0):
+            await asyncio.gather(*(herd.alone(length + _OWN) for _ in range(4)))
         alone = [await herd.alone(length + _OWN) for _ in range(9 if size is Size.FULL else 2)]
         cold, warm = list[Run](), list[Run]()
         for _ in range(rounds):
