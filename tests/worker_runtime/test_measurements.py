@@ -58,7 +58,8 @@ def test_long_ones_take_an_iteration_for_each_of_their_parts(tokens: int) -> Non
 def test_of_small_iterations_little_is_learnt() -> None:
     small, large = Meter(), Meter()
     for meter, rows in ((small, 8), (large, 256)):
-        meter.iteration(25.6, 0, 256, 256, drew=False)  # 0.1 ms a row
+        for _ in range(8):
+            meter.iteration(25.6, 0, 256, 256, drew=False)  # 0.1 ms a row
         meter.iteration(0.5 * rows, 0, rows, 256, drew=False)  # 0.5 ms a row
     assert small.prefill_token_ms[256].recent_ms < 0.105 < 0.15 < large.prefill_token_ms[256].recent_ms
 
@@ -153,6 +154,17 @@ def test_of_the_warm_up_the_quickest_counts_and_then_the_mean_of_late() -> None:
     for _ in range(20):
         meter.iteration(45.0, 0, 300, 300, drew=False)
     assert meter.prefill_token_ms[512].recent_ms == pytest.approx(0.15, rel=0.05)
+
+
+def test_who_was_held_up_when_it_was_first_measured_seems_no_slower_than_it_is() -> None:
+    """Nobody would give it work, and it would not be measured again."""
+    meter = Meter()
+    for ms in (170.0, 160.0, 55.0, 140.0):
+        meter.iteration(ms, 0, 512, 4_096, drew=False)
+    assert meter.prefill_token_ms[4_096].recent_ms * 512 == pytest.approx(55.0)
+    for _ in range(30):
+        meter.iteration(100.0, 0, 512, 4_096, drew=False)
+    assert meter.prefill_token_ms[4_096].recent_ms * 512 == pytest.approx(100.0, rel=0.05)
 
 
 @pytest.mark.parametrize("length", [300, 512, 700, 1_024, 1_300, 2_048])

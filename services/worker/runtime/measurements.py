@@ -11,7 +11,9 @@ learnt of one that took far longer than those before it: a thread that was not r
 
 Of the warm-up's iterations the quickest counts. The first pays for what libraries compile, and while a cluster starts
 its processes keep each other from running; but a worker that seems several times as slow as the others gets no work,
-and would seem so for good. So it goes on until the quickest has not been beaten for a while (`steady`).
+and would seem so for good. So it goes on until the quickest has not been beaten for a while (`steady`). For the same
+reason the quickest counts of the first few large iterations of each bucket: of a worker that seems quicker than it is
+the truth is soon known.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from heapq import heapify, heapreplace
 _ALPHA = 0.1  # share of the older samples that one of weight 1 replaces
 _MOST = 2.0  # times the recent mean that a sample counts at most
 _SMALLEST_BUCKET = 256
+_FEW, _LARGE = 8, 0.5  # first samples of a bucket, of such a weight, of which the least counts
 _UNBEATEN = 6  # repetitions of the warm-up
 _CLEARLY = 0.95
 _LEAST = 0.1  # share of an iteration that its prompt rows are charged at least
@@ -120,7 +123,8 @@ class Meter:
 
     def _add(self, table: dict[int, Timing], key: int, ms: float, weight: float = 1.0) -> None:
         known = table.get(key, Timing())
-        table[key] = known.least(ms, weight) if self.warming else known.add(ms, weight)
+        first = known.count < _FEW and weight >= _LARGE
+        table[key] = known.least(ms, weight) if self.warming or first else known.add(ms, weight)
 
 
 def step_ms(timings: Mapping[int, Timing], lanes: int) -> float:
