@@ -385,6 +385,23 @@ def test_where_one_alone_would_serve_them_another_computes_it_too(workers: int) 
     assert sum(served) == 40 and max(served) - min(served) <= 1
 
 
+def test_who_could_fetch_a_part_of_it_is_none_to_deal_to_yet() -> None:
+    fleet = a_fleet(2, tiers=TIERS[:3])
+    leader = booked(fleet, asked("x0"))
+    fleet.account(fx.Accepted(AssignmentId("x0", 1)), 1.0)
+    (other,) = {"w0", "w1"} - {leader}
+    chunks = candidates.variant(MODEL, asked("x0")).chain.chunks[:4]
+    part = tuple(Resident(chunk.hash, chunk.end, Tier.RAM, MODEL.fingerprint) for chunk in chunks)
+    observe(fleet, heartbeat(other, tiers=TIERS[:3], resident=part), now_ms=700.0)
+    chosen = []
+    for i in range(1, 40):
+        best = plan(fleet, asked(f"x{i}"), 800.0 + i).ranked[0].candidate
+        fleet.account(fx.Booked(AssignmentId(f"x{i}", 1), best), 800.0 + i)
+        chosen.append(best)
+    assert [one.cached_tokens for one in chosen if one.cached_tokens < 2_048] == [1_024]
+    assert 18 <= sum(one.worker == other for one in chosen) <= 20
+
+
 def test_a_conversation_of_a_herd_that_goes_on_is_not_computed_once_more() -> None:
     fleet, computing = a_fleet(tiers=TIERS[:3]), set()
     for i in range(30):
