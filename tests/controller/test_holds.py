@@ -390,7 +390,7 @@ def test_who_could_fetch_a_part_of_it_is_none_to_deal_to_yet() -> None:
     leader = booked(fleet, asked("x0"))
     fleet.account(fx.Accepted(AssignmentId("x0", 1)), 1.0)
     (other,) = {"w0", "w1"} - {leader}
-    chunks = candidates.variant(MODEL, asked("x0")).chain.chunks[:4]
+    chunks = candidates.variant(MODEL, asked("x0")).chain.chunks[:1]
     part = tuple(Resident(chunk.hash, chunk.end, Tier.RAM, MODEL.fingerprint) for chunk in chunks)
     observe(fleet, heartbeat(other, tiers=TIERS[:3], resident=part), now_ms=700.0)
     chosen = []
@@ -398,7 +398,10 @@ def test_who_could_fetch_a_part_of_it_is_none_to_deal_to_yet() -> None:
         best = plan(fleet, asked(f"x{i}"), 800.0 + i).ranked[0].candidate
         fleet.account(fx.Booked(AssignmentId(f"x{i}", 1), best), 800.0 + i)
         chosen.append(best)
-    assert [one.cached_tokens for one in chosen if one.cached_tokens < 2_048] == [1_024]
+    few = KNOBS.herd_least
+    assert [one.worker for one in chosen[:few]] == [leader] * few
+    assert (chosen[few].worker, chosen[few].cached_tokens) == (other, 256)
+    assert all(one.cached_tokens == 2_048 for one in chosen[few + 1 :])
     assert 18 <= sum(one.worker == other for one in chosen) <= 20
 
 
