@@ -116,7 +116,7 @@ def plan(
         asked = planning.asked()
         every = next(found.found for one, found in made if one is planning)
         chain = planning.entry.chain
-        leads, dealt, joins = holding.leads(asked, chosen, chain.full_end), None, None
+        leads, dealt = holding.leads(asked, chosen, chain.full_end), None
         if leads and planning.draw.name:
             fleet.herds.leads(request.request_id, planning.draw.name, chain.chunks)
         if holding.worth_asking(planning.prefixes, herd):
@@ -124,17 +124,14 @@ def plan(
             dealt = holding.drawn(asked, chosen, every)
         if herd is None and len(fleet.herds):
             member = fleet.herds.member(request.request_id, chain.chunks, now_ms)
-            joins = holding.joined(asked, chosen, every, member)
+            dealt = holding.joined(asked, chosen, every, member)
         if hold is not None:
             pruned["held"] += sum([way.boundary < hold.tokens for way in every])
-        elif joins is not None or (dealt is not None and dealt != draw):
+        elif dealt is not None and (herd is None or dealt != draw):
             # Dealt among those that are kept, so that what is recorded is dealt the same: every worker's best.
             best = _by_worker(best, scores)[: knobs.ranked]
             kept = [scores[index] for index in best]
-            if joins is not None:
-                dealt = policy.seated(kept, knobs, joins, fleet.herds.served(joins.name))
-            assert dealt is not None
-            draw = dealt
+            draw = dealt if herd is not None else policy.seated(kept, knobs, dealt, fleet.herds.served(dealt.name))
             best = [best[place] for place in policy.order(request.request_id, kept, knobs, draw)]
     best = best[: knobs.ranked]
     pruned["rank"] += sum([len(found.found) for _, found in made]) - len(best)
