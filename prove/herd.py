@@ -72,7 +72,7 @@ class Herd:
         return await asyncio.gather(*(self._one(prompt) for prompt in prompts))
 
     async def alone(self, length: int) -> float:
-        """TTFT in ms of a prompt that nobody has seen, with nobody beside it."""
+        """TTFT in ms of a prompt that nobody has seen, and that shares nothing with whatever runs beside it."""
         prompt = self.prompt(length)
         seen, ttft_ms = await self._one(prompt)
         if seen.served.get("cached_tokens") != 0 or seen.faults(prompt):
@@ -81,10 +81,7 @@ class Herd:
 
     async def rest(self) -> None:
         """Until what was computed is durable: who comes next does not pay for the writing. Raises TimeoutError."""
-        pages = [
-            f"http://{worker.child.spec.env['SEGUE_WORKER_METRICS_LISTEN']}/metrics"
-            for worker in self._stage.cluster.workers.values()
-        ]
+        pages = [worker.metrics_url for worker in self._stage.cluster.workers.values()]
         async with asyncio.timeout(_REST_S):
             while True:
                 if all([_written((await self._http.get(page)).text) for page in pages]):

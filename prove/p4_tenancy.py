@@ -125,10 +125,7 @@ async def _measure(
 
 async def _exported(stage: Stage) -> list[str]:
     """Metrics of every service, and every span."""
-    workers = {
-        name: f"http://{worker.child.spec.env['SEGUE_WORKER_METRICS_LISTEN']}/metrics"
-        for name, worker in stage.cluster.workers.items()
-    }
+    workers = {name: worker.metrics_url for name, worker in stage.cluster.workers.items()}
     async with httpx.AsyncClient(timeout=_CALL_S) as http:
         metrics = [(await http.get(url)).text for url in {**stage.cluster.metrics_urls, **workers}.values()]
     return [*metrics, *(str(span) for span in stage.spans.spans)]

@@ -82,7 +82,7 @@ class Pair:
 
     @property
     def tier(self) -> str:
-        """Whether it forks or not."""
+        """The same whether it forks or not."""
         return self.kind.removeprefix("forked, ")
 
     @property

@@ -102,6 +102,11 @@ class WorkerHandle:
     chunk_dir: Path
     child: Child
 
+    @property
+    def metrics_url(self) -> str:
+        """Its `/metrics`."""
+        return f"http://{self.child.spec.env['SEGUE_WORKER_METRICS_LISTEN']}/metrics"
+
 
 @dataclass(frozen=True)
 class _ServicePorts:
